@@ -1,0 +1,1 @@
+"""The demonstration behind ``lcjax demo``: a transformer that survives being killed."""

@@ -1,0 +1,1 @@
+"""Entropy coding of uint8 symbols."""
