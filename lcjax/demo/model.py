@@ -26,11 +26,15 @@ class Config:
     width: int = 192
     depth: int = 4
     heads: int = 6
-    length: int = 96
+    length: int = 64
 
 
 class Block(nnx.Module):
-    """Attention and a feed-forward layer, each on a normalized residual stream."""
+    """Attention and a feed-forward layer, each on a normalized residual stream.
+
+    The stream is kept as ``(batch * length, width)``: XLA multiplies matrices of two dimensions
+    half again as fast as stacks of them on a CPU.
+    """
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
         width = config.width
@@ -42,13 +46,19 @@ class Block(nnx.Module):
         self.up = nnx.Linear(width, 4 * width, rngs=rngs)
         self.down = nnx.Linear(4 * width, width, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps ``(batch, length, width)`` to the same shape."""
-        batch, length, width = x.shape
-        qkv = self.qkv(self.attention_norm(x)).reshape(batch, length, 3, self.heads, -1)
-        query, key, value = (qkv[:, :, i] for i in range(3))
-        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(mixed.reshape(batch, length, width))
+    def attend(self, x: jax.Array, batch: int) -> jax.Array:
+        """Mixes each position with those before it."""
+        rows, width = x.shape
+        qkv = self.qkv(x).reshape(batch, rows // batch, 3, self.heads, width // self.heads)
+        query, key, value = qkv.transpose(2, 0, 3, 1, 4)
+        scores = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5
+        causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+        mixed = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf)) @ value
+        return self.out(mixed.transpose(0, 2, 1, 3).reshape(rows, width))
+
+    def __call__(self, x: jax.Array, batch: int) -> jax.Array:
+        """Maps ``(batch * length, width)`` to the same shape."""
+        x = x + self.attend(self.attention_norm(x), batch)
         return x + self.down(nnx.gelu(self.up(self.mlp_norm(x))))
 
 
@@ -64,10 +74,12 @@ class Transformer(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Maps int32 ``(batch, length)`` to logits ``(batch, length, 256)``."""
-        x = self.embed(tokens) + self.position(jnp.arange(tokens.shape[1]))
+        batch, length = tokens.shape
+        x = self.embed(tokens) + self.position(jnp.arange(length))
+        x = x.reshape(batch * length, -1)
         for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
+            x = block(x, batch)
+        return self.head(self.norm(x)).reshape(batch, length, VOCABULARY)
 
 
 def loss_of(model: Transformer, tokens: jax.Array) -> jax.Array:
