@@ -63,10 +63,16 @@ class Leaf:
 
 
 class Hint(NamedTuple):
-    """What the class of a node says about all leaves below it, and how deep that node is."""
+    """What the class of a node says about all leaves below it.
+
+    Attributes:
+        role: the role.
+        root: for an optimizer state, how deep its outermost node lies; None where the class wraps
+            a single leaf (an nnx variable), which tells no such thing.
+    """
 
     role: str
-    depth: int
+    root: int | None = None
 
 
 _OPTIMIZER_NAMES = frozenset({"opt_state", "optimizer", "optimizer_state", "opt"})
@@ -78,19 +84,20 @@ _SLOTS = frozenset({"mu", "nu", "nu_max", "trace", "count", "acc_grads"})
 VARIABLE_FIELDS = ("value", "raw_value")
 
 
-def class_role(cls: type) -> str | None:
-    """The role that the class of a node gives to the leaves below, judged by names alone.
+def hint_of(cls: type, depth: int) -> Hint | None:
+    """What the class of a node at some depth says about the leaves below, judged by names alone.
 
     optax and flax are not imported: whoever has such a node has the package, nobody else needs it.
     """
+    if cls.__module__.partition(".")[0] == "optax":
+        return Hint("optimizer", depth)
     names = {c.__name__ for c in cls.__mro__}
-    is_variable = "Variable" in names
-    if names & _OPTIMIZER_CLASSES or cls.__module__.partition(".")[0] == "optax":
-        return "optimizer"
-    if is_variable and names & _RNG_CLASSES:
-        return "rng"
-    if is_variable and "BatchStat" in names:
-        return "batch_stats"
+    if names & _OPTIMIZER_CLASSES:
+        return Hint("optimizer")
+    if "Variable" in names and names & _RNG_CLASSES:
+        return Hint("rng")
+    if "Variable" in names and "BatchStat" in names:
+        return Hint("batch_stats")
     return None
 
 
@@ -112,11 +119,14 @@ def role_of(parts: Parts, kind: str, dtype: str | None, hint: Hint | None = None
     """
     if kind == "key" or (hint and hint.role == "rng"):
         return "rng"
-    named = (i + 1 for i, part in enumerate(parts) if part in _OPTIMIZER_NAMES)
-    start = hint.depth if hint and hint.role == "optimizer" else next(named, None)
-    if start is not None:
+    starts = [i + 1 for i, part in enumerate(parts) if part in _OPTIMIZER_NAMES]
+    in_optimizer = bool(starts) or (hint is not None and hint.role == "optimizer")
+    if in_optimizer:
+        if hint and hint.root is not None:
+            starts.append(hint.root)
         # The outermost one: a parameter may be called "mu" too, but lies below the field.
-        return next((part for part in parts[start:] if part in _SLOTS), "optimizer")
+        inside = parts[min(starts, default=0) :]
+        return next((part for part in inside if part in _SLOTS), "optimizer")
     if (hint and hint.role == "batch_stats") or "batch_stats" in parts:
         return "batch_stats"
     if dtype is not None and jax.dtypes.issubdtype(np.dtype(dtype), np.inexact):

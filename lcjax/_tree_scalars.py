@@ -105,7 +105,7 @@ def _read_float(text: object) -> float:
         raise CorruptDataError(f"expected the text of a float, found {_short(text)}")
     value = float(text)
     if repr(value) != text:  # one spelling per value; also refuses 1e999, which reads as inf
-        raise CorruptDataError(f"{text} is not how the float {value!r} is stored")
+        raise CorruptDataError(f"expected the float {value!r} as it is written, found {text}")
     return value
 
 

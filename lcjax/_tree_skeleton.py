@@ -101,7 +101,9 @@ def _encode(child: Child) -> Any:
         return child
     keys = [{"other": k.text} if isinstance(k, OtherKey) else k for k in child.keys]
     head: list[Any] = [child.kind, keys] if child.kind in KEYED else [child.kind]
-    return head + [_encode(c) for c in child.children]
+    for c in child.children:  # a comprehension would take a second stack frame per level
+        head.append(_encode(c))
+    return head
 
 
 def validate_skeleton(obj: object, num_leaves: int | None = None) -> Skeleton:
@@ -175,7 +177,9 @@ class _Reader:
         if not items:
             self._note_empty(path)
         texts = map(key_text, keys or range(len(items)))
-        children = (self.read(item, (*path, text)) for text, item in zip(texts, items, strict=True))
+        children: list[Child] = []
+        for text, item in zip(texts, items, strict=True):
+            children.append(self.read(item, (*path, text)))
         return Node(kind, keys, tuple(children))
 
     def _note_empty(self, path: Parts) -> None:
@@ -263,7 +267,9 @@ def _build(child: Child, values: Sequence[Any]) -> Any:
         return None
     if isinstance(child, int):
         return values[child]
-    items = [_build(c, values) for c in child.children]
+    items: list[Any] = []
+    for c in child.children:  # one stack frame per level, as in _encode
+        items.append(_build(c, values))
     if child.kind == "fields" and not items:
         return None
     if child.kind == "tuple" and not items:

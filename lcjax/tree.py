@@ -34,13 +34,14 @@ from lcjax._tree_leaves import (
     Hint,
     Leaf,
     array_of,
-    class_role,
+    hint_of,
     leaf_at,
     role_of,
 )
 from lcjax._tree_names import Parts, is_text, join_name, split_name
 from lcjax._tree_scalars import SCALAR_KINDS, Scalar, scalar_from_json, scalar_to_json
 from lcjax._tree_skeleton import (
+    KEYED,
     MAX_DEPTH,
     MAX_NAME_CHARS,
     Child,
@@ -157,12 +158,11 @@ class _Walk:
             self.empties.append(path)
         kind, keys = _describe(node, [entry for entry, _ in entries], path)
         texts = _distinct([entry for entry, _ in entries], keys, path)
-        hint = _strongest(hint, class_role(type(node)), len(path))
-        children = [
-            self.visit(child, (*path, text), hint)
-            for text, (_, child) in zip(texts, entries, strict=True)
-        ]
-        return Node(kind, keys if kind in ("dict", "fields") else (), tuple(children))
+        hint = _strongest(hint, hint_of(type(node), len(path)))
+        children: list[Child] = []
+        for text, (_, child) in zip(texts, entries, strict=True):  # one stack frame per level
+            children.append(self.visit(child, (*path, text), hint))
+        return Node(kind, keys if kind in KEYED else (), tuple(children))
 
     def _charge(self, path: Parts) -> None:
         # What is written must be readable, so the reader's limit holds here too.
@@ -173,11 +173,11 @@ class _Walk:
             )
 
 
-def _strongest(outer: Hint | None, role: str | None, depth: int) -> Hint | None:
+def _strongest(outer: Hint | None, inner: Hint | None) -> Hint | None:
     # The outermost optimizer node decides where its fields begin.
-    if role is None or (outer is not None and outer.role == "optimizer" and role != "rng"):
+    if inner is None or (outer and outer.role == "optimizer" and inner.role != "rng"):
         return outer
-    return Hint(role, depth)
+    return inner
 
 
 def _open(node: Any, path: Parts) -> list[tuple[Any, Any]] | None:

@@ -39,9 +39,12 @@ def encode(values: np.ndarray, base: np.ndarray | None = None) -> tuple[str, byt
     """
     alone = "float" if _is_float(values.dtype) else "plain"
     mode = alone
-    if base is not None and values.size:
-        if _sampled_size(values, base, "diff") <= _sampled_size(values, None, alone):
-            mode = "diff"
+    if (
+        base is not None
+        and values.size
+        and (_sampled_size(values, base, "diff") <= _sampled_size(values, None, alone))
+    ):
+        mode = "diff"
     out = bytearray()
     for plane in _split(values, base if mode == "diff" else None, mode):
         stream = entropy.encode(plane, threads=1)
