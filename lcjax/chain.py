@@ -101,6 +101,7 @@ def refs_from_json(raw: Any, where: str) -> tuple[SegmentRef, ...]:
             and isinstance(entry.get("name"), str)
             and _NAME.fullmatch(entry["name"])
             and type(entry.get("size")) is int
+            and entry["size"] >= 0
             and entry.get("kind") in ("chain", "own")
             and type(entry.get("pooled")) is bool
         ):
@@ -203,7 +204,11 @@ def add_segment(
         # Written even where it exists: that renews its age before the collector looks.
         storage.write_atomic(path, container.parts)
     else:
-        storage.write_container(item / (ref.name + SUFFIX), container)
+        path = item / (ref.name + SUFFIX)
+        # A state that stands still gives the same delta again; the chain has it already, as a
+        # link that must not be written through.
+        if not path.exists():
+            storage.write_container(path, container)
     return ref
 
 
@@ -218,7 +223,7 @@ def carry_segments(
       MissingFileError: a file of the earlier step is gone.
     """
     refs = tuple(refs)
-    for ref in refs:
+    for ref in dict.fromkeys(refs):
         path = locate(source, ref)
         if not ref.pooled:
             target = item / (ref.name + SUFFIX)

@@ -37,7 +37,7 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     demo.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the figures there")
     demo.add_argument("--steps", type=int, help="optimizer steps of each run")
     demo.add_argument("--preset", default="paper", help="preset of lcjax (default: paper)")
-    demo.add_argument("--bits", type=int, default=3, help="bits per symbol (default: 3)")
+    demo.add_argument("--bits", type=int, help="bits per symbol (default of paper: 3)")
     demo.add_argument("--quick", action="store_true", help="a tiny model and a few steps")
     demo.set_defaults(call=_demo)
 
@@ -47,10 +47,12 @@ def _demo(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from lcjax import policy
     from lcjax.demo import report
     from lcjax.demo.process import TrainingError
     from lcjax.demo.run import TITLES, ForeignFolderError, run_demo, write_json
     from lcjax.demo.settings import Settings, quick
+    from lcjax.errors import PresetError
 
     settings = Settings(preset=options.preset, bits=options.bits)
     if options.quick:
@@ -59,6 +61,11 @@ def _demo(options: argparse.Namespace) -> int:
         settings = dataclasses.replace(settings, steps=options.steps)
     if settings.steps < 4 * settings.save_every:
         print(f"lcjax demo: --steps must be at least {4 * settings.save_every}", file=sys.stderr)
+        return 2
+    try:
+        policy.resolve(settings.preset, settings.bits)
+    except PresetError as error:
+        print(f"lcjax demo: {error}", file=sys.stderr)
         return 2
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

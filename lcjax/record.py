@@ -13,11 +13,12 @@ It is the ``meta`` of a step's manifest and of a message. Fields::
     shardings  texts that leaves refer to by number
     segments   see lcjax/chain.py (manifests only)
     fidelity   what lossy leaves lost in this save, or null
-    custom     the caller's own JSON, or null
+    custom     the caller's own JSON as text, or null
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -82,7 +83,7 @@ class Record:
     step: int | None = None
     shardings: tuple[str, ...] = ()
     fidelity: dict[str, Any] | None = None
-    custom: Any = None
+    custom: str | None = None
     producer: str = f"lcjax {_version.__version__}"
 
     def to_meta(self, kind: str) -> dict[str, Any]:
@@ -99,6 +100,18 @@ class Record:
             "fidelity": self.fidelity,
             "custom": self.custom,
         }
+
+    @property
+    def custom_json(self) -> Any:
+        """The caller's own JSON, or None.
+
+        Raises:
+          CorruptDataError: the text is not JSON.
+        """
+        try:
+            return None if self.custom is None else json.loads(self.custom)
+        except (ValueError, RecursionError) as e:
+            raise CorruptDataError(f"the custom metadata are damaged: {e}") from e
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -130,14 +143,16 @@ def from_meta(meta: dict[str, Any], kind: str, where: str) -> Record:
         for k, entry in enumerate(raw)
     )
     preset, step, fidelity = meta.get("preset"), meta.get("step"), meta.get("fidelity")
+    custom = meta.get("custom")
     if not (
         isinstance(preset, dict)
         and isinstance(preset.get("name"), str)
         and (step is None or type(step) is int)
         and (fidelity is None or isinstance(fidelity, dict))
+        and (custom is None or isinstance(custom, str))
         and isinstance(meta.get("producer"), str)
     ):
-        raise CorruptDataError(f"{where}: its preset, step or fidelity is damaged")
+        raise CorruptDataError(f"{where}: its preset, step, fidelity or custom text is damaged")
     return Record(
         skeleton,
         leaves,
@@ -146,7 +161,7 @@ def from_meta(meta: dict[str, Any], kind: str, where: str) -> Record:
         step,
         tuple(shardings),
         fidelity,
-        meta.get("custom"),
+        custom,
         meta["producer"],
     )
 

@@ -157,7 +157,7 @@ class Request(NamedTuple):
     final_item: epath.Path
     marker: epath.Path | None
     shardings: tuple[str, ...] = ()
-    custom: Any = None
+    custom: str | None = None
 
 
 def write_item(item: epath.Path, request: Request) -> Saved:

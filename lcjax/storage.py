@@ -149,19 +149,16 @@ class File:
           MissingFileError: there is no such file.
           CorruptDataError: its header, trailer or index is damaged.
         """
-        self._close: Callable[[], None]
+        self._close: Callable[[], None] = lambda: None
         try:
-            if is_local(path):
-                read, size = self._open_local(path)
-            else:
-                read, size = self._open_remote(path)
+            read, size = self._open_local(path) if is_local(path) else self._open_remote(path)
+            self.reader = Reader(read, size, str(path))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as e:
+            self._close()
             raise MissingFileError(
                 f"{path}: this file of the checkpoint is missing; restore it from a copy, or "
                 "restore another step"
             ) from e
-        try:
-            self.reader = Reader(read, size, str(path))
         except BaseException:
             self._close()
             raise

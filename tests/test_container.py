@@ -83,7 +83,9 @@ def test_trailing_bytes_are_found():
 
 
 def test_a_later_version_says_what_to_do():
-    with pytest.raises(UnsupportedFormatError, match=r"format version 2.*reads up to 1.*pip install"):
+    with pytest.raises(
+        UnsupportedFormatError, match=r"format version 2.*reads up to 1.*pip install"
+    ):
         container.from_bytes(forge(b'{"chunks":[],"meta":{}}', version=2))
 
 

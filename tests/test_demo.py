@@ -6,7 +6,6 @@ import os
 import numpy as np
 import pytest
 
-import lcjax
 from lcjax import cli
 from lcjax.demo import data, figures, files, journal, run
 from lcjax.demo.model import Config, parameter_count
@@ -36,11 +35,7 @@ def demo(tmp_path_factory):
     """The folder and the figures of one quick run."""
     folder = tmp_path_factory.mktemp("demo") / "out"
     target = folder.parent / "figures" / "demo.json"
-    if hasattr(lcjax, "handler_registry"):
-        assert cli.main(["demo", "--quick", "--out", str(folder), "--json", str(target)]) == 0
-    else:
-        result = run.run_demo(folder, quick(Settings()), lambda name, step: None, codec="orbax")
-        run.write_json(result, target)
+    assert cli.main(["demo", "--quick", "--out", str(folder), "--json", str(target)]) == 0
     return folder, json.loads(target.read_text())
 
 
@@ -66,6 +61,17 @@ def test_the_killed_run_resumed_from_a_saved_step_and_reached_the_end(demo):
     }
 
 
+def test_all_saves_but_the_first_are_deltas_also_after_the_kill(demo):
+    _, results = demo
+    settings = quick(Settings())
+    assert results["delta_saves"] == 2 * (settings.steps // settings.save_every - 1)
+
+
+def test_the_picture_is_drawn(demo):
+    folder, _ = demo
+    assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_lcjax_and_orbax_run_train_alike(demo):
     _, results = demo
     assert results["loss_uninterrupted"] == results["loss_orbax"]
@@ -85,6 +91,13 @@ def test_a_foreign_folder_is_refused_and_left_alone(tmp_path, capsys):
     assert cli.main(["demo", "--quick", "--out", str(tmp_path)]) == 2
     assert "not empty" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_wrong_preset_is_refused_before_anything_runs(tmp_path, capsys):
+    new = tmp_path / "new"
+    assert cli.main(["demo", "--preset", "lossless", "--bits", "3", "--out", str(new)]) == 2
+    assert "lossless" in capsys.readouterr().err
+    assert not new.exists()
 
 
 def test_too_few_steps_are_refused(tmp_path):
@@ -167,11 +180,12 @@ def test_a_half_written_line_is_dropped(tmp_path):
     assert [e["step"] for e in tail.read()] == [2]
 
 
-def test_saves_after_the_key_frame_are_deltas():
+def test_a_run_tells_deltas_from_key_frames():
     whole = figures.Run()
-    for step, size in ((10, 4000), (20, 100), (30, 120), (40, 3900)):
+    for step, size in ((10, 4000), (20, 100), (30, 3900)):
         whole.take({"event": "save", "step": step, "blocked_s": 0.1})
         written = {"params": size, "train": 1000}
-        whole.take({"event": "commit", "step": step, "save_s": 0.5, "written": written})
-    assert [save.step for save in whole.deltas()] == [20, 30]
-    assert [save.state_bytes for save in whole.saves] == [5000, 1100, 1120, 4900]
+        commit = {"save_s": 0.5, "written": written, "delta": step == 20}
+        whole.take({"event": "commit", "step": step, **commit})
+    assert [save.step for save in whole.deltas()] == [20]
+    assert [save.state_bytes for save in whole.saves] == [5000, 1100, 4900]

@@ -104,14 +104,14 @@ def test_delta_is_smaller_than_key_frame_and_says_what_was_lost():
 
 
 def test_without_target_plain_containers_come_back():
-    tree = {"a": (1, 2.5, [True, None]), "e": {}, "k": jax.random.key(3), 7: np.int8([1, 2])}
+    tree = {"a": (1, 2.5, [True, None]), "e": {}, "k": jax.random.key(3), "d": {7: np.int8([1, 2])}}
     message, ref = lcjax.encode(tree, preset="lossless")
     for got in (ref.tree, lcjax.decode(message).tree):
         assert got["a"] == [1, 2.5, [True, None]]
         assert type(got["a"][2][0]) is bool
         assert got["e"] == {}
-        assert jax.random.key_impl(got["k"]) == "fry" or got["k"] == tree["k"]
-        assert got[7].dtype == np.int8
+        assert got["k"] == tree["k"]
+        assert got["d"][7].dtype == np.int8
 
 
 def test_forgetting_a_reference_changes_nothing():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import jax
@@ -119,6 +120,7 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):
         flat = tree.flatten(pytree)
         texts, numbers = values.sharding_texts(flat.leaves)
         taken = capture.capture(flat, preset, numbers)
+        custom = getattr(given, "custom_metadata", None)
         base = None
         if not getattr(given, "key_frame", False):
             base = self._memory.base_for(key, at.step)
@@ -132,7 +134,7 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):
             at.final,
             at.marker,
             texts,
-            getattr(given, "custom_metadata", None),
+            None if custom is None else json.dumps(custom),
         )
         return request, key
 
@@ -395,5 +397,6 @@ def _tree_metadata(record: Record, directory: epath.Path) -> Any:
             )
         )
     return orbax_tree.build_default_tree_metadata(
-        tree.build(record.skeleton, descriptions), custom_metadata=record.custom
+        tree.build(record.skeleton, descriptions),
+        custom_metadata=record.custom_json,
     )
