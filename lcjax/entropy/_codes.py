@@ -97,3 +97,17 @@ def assign_codes(lengths, max_length, codes):
             codes[s] = next_code[length]
             next_code[length] += 1
     return kraft
+
+
+@kernel(i64(BYTES, U32, U32))
+def turn_codes(lengths, codes, entries):
+    """Encoder entries: the code with its first bit lowest (16) | its length << 16."""
+    for s in range(lengths.shape[0]):
+        length = np.int64(lengths[s])
+        code = np.int64(codes[s])
+        turned = np.int64(0)
+        for _ in range(length):
+            turned = (turned << 1) | (code & 1)
+            code >>= 1
+        entries[s] = turned | (length << 16)
+    return np.int64(0)

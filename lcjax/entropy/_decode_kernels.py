@@ -15,7 +15,7 @@ reached exactly.
 
 import numpy as np
 
-from ._jit import BYTES, I64, U8, U32, U64, at, i64, inline, kernel, load64, store64
+from ._jit import BYTES, I64, U8, U32, U64, at, fill, i64, inline, kernel, load64, store64
 
 _1 = np.uint64(1)
 _7 = np.uint64(7)
@@ -316,23 +316,29 @@ def decode_words(data, starts, out, stops, streams, table, meta, table_bits):
     caller has checked that these ranges lie inside the arrays and do not decrease.
     """
     mask = (_1 << np.uint64(table_bits)) - _1
-    a = starts[0] * 8
-    i = stops[0]
-    if streams == 4:
+    for g in range(0, streams & ~3, 4):
+        # Four streams at a time.
+        a = starts[g] * 8
+        i = stops[g]
         # A lookup waits for the shift by the previous one, about ten cycles; four independent
         # streams fill them. A 64-bit load holds at least 57 bits of the stream, enough for four
         # lookups of 12 bits. Each round uses at most 6 bytes and stores at most 32 symbols a
         # stream, so the number of rounds that stay within bounds is known before the loop, which
         # then needs no test at all.
-        b = starts[1] * 8
-        c = starts[2] * 8
-        d = starts[3] * 8
-        j = stops[1]
-        k = stops[2]
-        n = stops[3]
+        b = starts[g + 1] * 8
+        c = starts[g + 2] * 8
+        d = starts[g + 3] * 8
+        j = stops[g + 1]
+        k = stops[g + 2]
+        n = stops[g + 3]
         last = np.int64(data.shape[0]) - 8
         while True:
-            space = min(min(stops[1] - i, stops[2] - j), min(stops[3] - k, stops[4] - n)) >> 5
+            space = (
+                min(
+                    min(stops[g + 1] - i, stops[g + 2] - j), min(stops[g + 3] - k, stops[g + 4] - n)
+                )
+                >> 5
+            )
             rounds = min(space, (last - (max(max(a, b), max(c, d)) >> 3)) // 6 + 1)
             if rounds <= 0:
                 break
@@ -362,14 +368,15 @@ def decode_words(data, starts, out, stops, streams, table, meta, table_bits):
                     y >>= np.uint64(m & 255)
                     d += m & 255
                     n += (m >> 8) & 255
-        for s in range(1, 4):
-            bit = b if s == 1 else (c if s == 2 else d)
-            o = j if s == 1 else (k if s == 2 else n)
-            status = _word_stream(data, bit, starts[s + 1], out, o, stops[s + 1], table, meta, mask)
+        for s in range(4):
+            bit = a if s == 0 else (b if s == 1 else (c if s == 2 else d))
+            o = i if s == 0 else (j if s == 1 else (k if s == 2 else n))
+            end = starts[g + s + 1]
+            stop = stops[g + s + 1]
+            status = _word_stream(data, bit, end, out, o, stop, table, meta, mask)
             if status < 0:
                 return status
-        return _word_stream(data, a, starts[1], out, i, stops[1], table, meta, mask)
-    for s in range(streams):
+    for s in range(streams & ~3, streams):
         status = _word_stream(
             data, starts[s] * 8, starts[s + 1], out, stops[s], stops[s + 1], table, meta, mask
         )
@@ -434,6 +441,16 @@ def _run_stream(data, bit, end, out, o, stop, table, mask, values, others):
     return np.int64(0)
 
 
+@inline
+def _fill(out, filled, needed, stop, value):
+    """Fill on past position `needed` (below `stop`), 4 KiB at a time; returns the new end."""
+    if needed < filled:
+        return filled
+    end = min(needed + 4096, stop)
+    fill(out, filled, end, value)
+    return end
+
+
 @kernel(i64(BYTES, I64, U8, I64, i64, U64, i64, BYTES, i64))
 def decode_runs(data, starts, out, stops, streams, table, table_bits, values, others):
     """Decode one block of the mode `runs`; returns 0 or a status.
@@ -443,9 +460,10 @@ def decode_runs(data, starts, out, stops, streams, table, table_bits, values, ot
     """
     mask = (_1 << np.uint64(table_bits)) - _1
     bound = np.uint64(others)
-    # Filling the block with the run's symbol first (a memset) leaves one store a token, with no
-    # loop whose length the processor would have to guess.
-    out[stops[0] : stops[streams]] = values[511]
+    # Filling the output with the run's symbol first (a memset) leaves one store a token, with no
+    # loop whose length the processor would have to guess. It is done piece by piece, so that the
+    # stores find it in the first-level cache.
+    symbol = values[511]
     a = starts[0] * 8
     i = stops[0]
     if streams == 4:
@@ -457,6 +475,11 @@ def decode_runs(data, starts, out, stops, streams, table, table_bits, values, ot
         n = stops[3]
         last = np.int64(data.shape[0]) - 8
         bad = False
+        # Each stream's output is filled up to here.
+        ti = i
+        tj = j
+        tk = k
+        tn = n
         # A token uses at most 12 + 31 + 7 bits, so one load always holds it.
         while (max(max(a, b), max(c, d)) >> 3) <= last:
             w = load64(data, a >> 3) >> np.uint64(a & 7)
@@ -467,15 +490,20 @@ def decode_runs(data, starts, out, stops, streams, table, table_bits, values, ot
             run2, rank2, bits2 = _run_token(w, at(table, w & mask))
             w = load64(data, d >> 3) >> np.uint64(d & 7)
             run3, rank3, bits3 = _run_token(w, at(table, w & mask))
-            # Nothing is stored before all four runs are known to stay inside; the careful loop
-            # takes over from the first that does not.
-            if (
-                (run0 >= stops[1] - i)
-                | (run1 >= stops[2] - j)
-                | (run2 >= stops[3] - k)
-                | (run3 >= stops[4] - n)
-            ):
-                break
+            # Nothing is stored before all four runs are known to stay inside what is filled; the
+            # careful loop takes over from the first that goes past its stream.
+            if (run0 >= ti - i) | (run1 >= tj - j) | (run2 >= tk - k) | (run3 >= tn - n):
+                if (
+                    (run0 >= stops[1] - i)
+                    | (run1 >= stops[2] - j)
+                    | (run2 >= stops[3] - k)
+                    | (run3 >= stops[4] - n)
+                ):
+                    break
+                ti = _fill(out, ti, i + run0, stops[1], symbol)
+                tj = _fill(out, tj, j + run1, stops[2], symbol)
+                tk = _fill(out, tk, k + run2, stops[3], symbol)
+                tn = _fill(out, tn, n + run3, stops[4], symbol)
             bad |= (rank0 >= bound) | (rank1 >= bound) | (rank2 >= bound) | (rank3 >= bound)
             out[i + run0] = at(values, rank0)
             out[j + run1] = at(values, rank1)
@@ -491,6 +519,10 @@ def decode_runs(data, starts, out, stops, streams, table, table_bits, values, ot
             d += bits3
         if bad:
             return np.int64(BAD_VALUE)
+        fill(out, ti, stops[1], symbol)
+        fill(out, tj, stops[2], symbol)
+        fill(out, tk, stops[3], symbol)
+        fill(out, tn, stops[4], symbol)
         for s in range(1, 4):
             bit = b if s == 1 else (c if s == 2 else d)
             o = j if s == 1 else (k if s == 2 else n)
@@ -501,6 +533,7 @@ def decode_runs(data, starts, out, stops, streams, table, table_bits, values, ot
                 return status
         return _run_stream(data, a, starts[1], out, i, stops[1], table, mask, values, bound)
     for s in range(streams):
+        fill(out, stops[s], stops[s + 1], symbol)
         status = _run_stream(
             data,
             starts[s] * 8,

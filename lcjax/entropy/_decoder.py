@@ -150,8 +150,10 @@ def _read_blocks(data: NDArray[np.uint8], position: int, header: _Header) -> _Bl
     block = header.symbols
     if header.indexed:
         block, position = _varint(data, position)
-        if not 1 <= block < header.symbols:
-            raise _fail(f"blocks of {block} symbols (expected 1 to {header.symbols - 1})")
+        if not f.MIN_BLOCK <= block < header.symbols:
+            raise _fail(
+                f"blocks of {block} symbols (expected {f.MIN_BLOCK} to {header.symbols - 1})"
+            )
     if block > f.MAX_BLOCK:
         raise _fail(f"a block of {block} symbols (expected at most {f.MAX_BLOCK})")
     blocks = -(-header.symbols // block)

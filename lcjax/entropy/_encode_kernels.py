@@ -36,6 +36,8 @@ _LEAF = np.uint64(4095)
 _65535 = np.uint64(65535)
 _CODES = np.uint64(0xFFFFFF)
 _SPLAT = np.uint64(0x0101010101010101)
+_LOW7 = np.uint64(0x7F7F7F7F7F7F7F7F)
+_GATHER = np.uint64(0x0102040810204080)
 
 
 @kernel(i64(BYTES, I64))
@@ -320,28 +322,47 @@ def _word_at(w, splat, mask, factor, table):
 def count_words(symbols, stops, streams, run, mask, factor, table, counts):
     """Add the number of uses of each leaf to `counts`, shape (4096,)."""
     splat = np.uint64(run) * _SPLAT
-    part = np.zeros((4, 4096), np.uint32)
-    q = stops[:5].copy()
-    if streams == 4:
-        i, j, k, n = q[0], q[1], q[2], q[3]
+    # Neighbouring words are often equal: streams add to two tables in turn.
+    part = np.zeros((2, 4096), np.uint32)
+    q = stops[:streams].copy()
+    if streams == 8:
+        # As in `encode_words`.
         while True:
-            rounds = min(min(stops[1] - i, stops[2] - j), min(stops[3] - k, stops[4] - n)) >> 3
+            rounds = stops[1] - q[0]
+            for s in range(8):
+                rounds = min(rounds, stops[s + 1] - q[s])
+            rounds >>= 3
             if rounds <= 0:
                 break
+            a, b, c, d = q[0], q[1], q[2], q[3]
+            i, j, k, n = q[4], q[5], q[6], q[7]
             for _ in range(rounds):
-                e = _word_at(load64(symbols, i), splat, mask, factor, table)
-                f = _word_at(load64(symbols, j), splat, mask, factor, table)
-                g = _word_at(load64(symbols, k), splat, mask, factor, table)
-                h = _word_at(load64(symbols, n), splat, mask, factor, table)
+                e = _word_at(load64(symbols, a), splat, mask, factor, table)
+                a += np.int64(e >> _24)
                 part[0, e & _LEAF] += np.uint32(1)
-                part[1, f & _LEAF] += np.uint32(1)
-                part[2, g & _LEAF] += np.uint32(1)
-                part[3, h & _LEAF] += np.uint32(1)
+                e = _word_at(load64(symbols, b), splat, mask, factor, table)
+                b += np.int64(e >> _24)
+                part[1, e & _LEAF] += np.uint32(1)
+                e = _word_at(load64(symbols, c), splat, mask, factor, table)
+                c += np.int64(e >> _24)
+                part[0, e & _LEAF] += np.uint32(1)
+                e = _word_at(load64(symbols, d), splat, mask, factor, table)
+                d += np.int64(e >> _24)
+                part[1, e & _LEAF] += np.uint32(1)
+                e = _word_at(load64(symbols, i), splat, mask, factor, table)
                 i += np.int64(e >> _24)
-                j += np.int64(f >> _24)
-                k += np.int64(g >> _24)
-                n += np.int64(h >> _24)
-        q[0], q[1], q[2], q[3] = i, j, k, n
+                part[0, e & _LEAF] += np.uint32(1)
+                e = _word_at(load64(symbols, j), splat, mask, factor, table)
+                j += np.int64(e >> _24)
+                part[1, e & _LEAF] += np.uint32(1)
+                e = _word_at(load64(symbols, k), splat, mask, factor, table)
+                k += np.int64(e >> _24)
+                part[0, e & _LEAF] += np.uint32(1)
+                e = _word_at(load64(symbols, n), splat, mask, factor, table)
+                n += np.int64(e >> _24)
+                part[1, e & _LEAF] += np.uint32(1)
+            q[0], q[1], q[2], q[3] = a, b, c, d
+            q[4], q[5], q[6], q[7] = i, j, k, n
     for s in range(streams):
         o = q[s]
         while o < stops[s + 1]:
@@ -350,11 +371,48 @@ def count_words(symbols, stops, streams, run, mask, factor, table, counts):
             part[0, e & _LEAF] += np.uint32(1)
             o += np.int64(e >> _24)
     for s in range(4096):
-        total = np.int64(0)
-        for p in range(4):
-            total += np.int64(part[p, s])
-        counts[s] += total
+        counts[s] += np.int64(part[0, s]) + np.int64(part[1, s])
     return np.int64(0)
+
+
+@inline
+def _pack(entries, first, count, out, a, buffer, held):
+    """Append the codes of `entries[first : first + count]`; returns the new end and bit buffer.
+
+    An entry holds a code (16) | its length (8) | anything. `held` is at most 7.
+    """
+    wide = count & ~3
+    k = np.int64(0)
+    while k < wide:
+        # Four codes of at most 12 bits and 7 bits left over fit 64. Joining them in pairs first
+        # shortens the chain through the bit buffer.
+        e = np.uint64(at(entries, np.uint64(first + k)))
+        f = np.uint64(at(entries, np.uint64(first + k + 1)))
+        g = np.uint64(at(entries, np.uint64(first + k + 2)))
+        h = np.uint64(at(entries, np.uint64(first + k + 3)))
+        le = (e >> _16) & _255
+        lg = (g >> _16) & _255
+        low = (e & _65535) | ((f & _65535) << le)
+        high = (g & _65535) | ((h & _65535) << lg)
+        le += (f >> _16) & _255
+        lg += (h >> _16) & _255
+        buffer |= (low | (high << le)) << held
+        held += le + lg
+        store64(out, a, buffer)
+        a += np.int64(held >> np.uint64(3))
+        buffer >>= held & np.uint64(0x38)
+        held &= np.uint64(7)
+        k += 4
+    while k < count:
+        e = np.uint64(at(entries, np.uint64(first + k)))
+        buffer |= (e & _65535) << held
+        held += (e >> _16) & _255
+        store64(out, a, buffer)
+        a += np.int64(held >> np.uint64(3))
+        buffer >>= held & np.uint64(0x38)
+        held &= np.uint64(7)
+        k += 1
+    return a, buffer, held
 
 
 @kernel(i64(BYTES, I64, i64, i64, u64, u64, U32, U8, I64, I64))
@@ -365,59 +423,55 @@ def encode_words(symbols, stops, streams, run, mask, factor, table, out, begins,
     caller has left 12 bits a symbol and 16 bytes; `sizes[j]` gets its bytes.
     """
     splat = np.uint64(run) * _SPLAT
-    q = stops[:5].copy()
-    p = begins[:4].copy()
-    buffers = np.zeros(4, np.uint64)
-    held = np.zeros(4, np.uint64)
-    if streams == 4:
-        i, j, k, n = q[0], q[1], q[2], q[3]
-        a, b, c, d = p[0], p[1], p[2], p[3]
-        A = B = C = D = np.uint64(0)
-        ha = hb = hc = hd = np.uint64(0)
-        # As in the decoder: four codes of at most 12 bits and 7 bits left over fit 64, and rounds
-        # of four words, at most 32 symbols, need no test of the bounds.
+    q = stops[:streams].copy()
+    p = begins[:streams].copy()
+    buffers = np.zeros(8, np.uint64)
+    held = np.zeros(8, np.uint64)
+    if streams == 8:
+        # Each word's position depends on the one before, a chain of about 25 cycles: eight streams
+        # are parsed side by side, and into a buffer in the first-level cache, for parsing and bit
+        # packing together need more registers than there are. As in the decoder, the number of
+        # rounds that stay inside needs no test in the loop: a round is one word, at most 8 symbols.
+        buffer = np.empty(8 * 256, np.uint32)
         while True:
-            rounds = min(min(stops[1] - i, stops[2] - j), min(stops[3] - k, stops[4] - n)) >> 5
+            rounds = np.int64(256)
+            for s in range(8):
+                rounds = min(rounds, (stops[s + 1] - q[s]) >> 3)
             if rounds <= 0:
                 break
-            for _ in range(rounds):
-                for _step in range(4):
-                    e = _word_at(load64(symbols, i), splat, mask, factor, table)
-                    A |= (e & _65535) << ha
-                    ha += (e >> _16) & _255
-                    i += np.int64(e >> _24)
-                    e = _word_at(load64(symbols, j), splat, mask, factor, table)
-                    B |= (e & _65535) << hb
-                    hb += (e >> _16) & _255
-                    j += np.int64(e >> _24)
-                    e = _word_at(load64(symbols, k), splat, mask, factor, table)
-                    C |= (e & _65535) << hc
-                    hc += (e >> _16) & _255
-                    k += np.int64(e >> _24)
-                    e = _word_at(load64(symbols, n), splat, mask, factor, table)
-                    D |= (e & _65535) << hd
-                    hd += (e >> _16) & _255
-                    n += np.int64(e >> _24)
-                store64(out, a, A)
-                store64(out, b, B)
-                store64(out, c, C)
-                store64(out, d, D)
-                a += np.int64(ha >> np.uint64(3))
-                b += np.int64(hb >> np.uint64(3))
-                c += np.int64(hc >> np.uint64(3))
-                d += np.int64(hd >> np.uint64(3))
-                A >>= ha & np.uint64(0x38)
-                B >>= hb & np.uint64(0x38)
-                C >>= hc & np.uint64(0x38)
-                D >>= hd & np.uint64(0x38)
-                ha &= np.uint64(7)
-                hb &= np.uint64(7)
-                hc &= np.uint64(7)
-                hd &= np.uint64(7)
-        q[0], q[1], q[2], q[3] = i, j, k, n
-        p[0], p[1], p[2], p[3] = a, b, c, d
-        buffers[0], buffers[1], buffers[2], buffers[3] = A, B, C, D
-        held[0], held[1], held[2], held[3] = ha, hb, hc, hd
+            a, b, c, d = q[0], q[1], q[2], q[3]
+            i, j, k, n = q[4], q[5], q[6], q[7]
+            for r in range(rounds):
+                e = _word_at(load64(symbols, a), splat, mask, factor, table)
+                a += np.int64(e >> _24)
+                buffer[r] = e
+                e = _word_at(load64(symbols, b), splat, mask, factor, table)
+                b += np.int64(e >> _24)
+                buffer[256 + r] = e
+                e = _word_at(load64(symbols, c), splat, mask, factor, table)
+                c += np.int64(e >> _24)
+                buffer[512 + r] = e
+                e = _word_at(load64(symbols, d), splat, mask, factor, table)
+                d += np.int64(e >> _24)
+                buffer[768 + r] = e
+                e = _word_at(load64(symbols, i), splat, mask, factor, table)
+                i += np.int64(e >> _24)
+                buffer[1024 + r] = e
+                e = _word_at(load64(symbols, j), splat, mask, factor, table)
+                j += np.int64(e >> _24)
+                buffer[1280 + r] = e
+                e = _word_at(load64(symbols, k), splat, mask, factor, table)
+                k += np.int64(e >> _24)
+                buffer[1536 + r] = e
+                e = _word_at(load64(symbols, n), splat, mask, factor, table)
+                n += np.int64(e >> _24)
+                buffer[1792 + r] = e
+            q[0], q[1], q[2], q[3] = a, b, c, d
+            q[4], q[5], q[6], q[7] = i, j, k, n
+            for s in range(8):
+                p[s], buffers[s], held[s] = _pack(
+                    buffer, 256 * s, rounds, out, p[s], buffers[s], held[s]
+                )
     total = np.int64(0)
     for s in range(streams):
         o = q[s]
@@ -439,6 +493,14 @@ def encode_words(symbols, stops, streams, run, mask, factor, table, out, begins,
     return total
 
 
+@inline
+def _pair(w):
+    """Index of the pair of symbols `w` (16 bits) in the table of pairs."""
+    # Rows of 272 instead of 256: with a power of two the rows of neighbouring symbols would compete
+    # for the same few sets of the cache.
+    return w + ((w >> _8) << _4)
+
+
 @kernel(i64(U32, U32))
 def build_pair_table(single, pairs):
     """From two symbols (the first one low) to both codes: code (24) | bits << 24."""
@@ -448,7 +510,7 @@ def build_pair_table(single, pairs):
             e = np.uint64(single[first])
             length = e >> _16
             code = (e & _65535) | ((f & _65535) << length)
-            pairs[256 * second + first] = code | ((length + (f >> _16)) << _24)
+            pairs[272 * second + first] = code | ((length + (f >> _16)) << _24)
     return np.int64(0)
 
 
@@ -463,17 +525,17 @@ def encode_single(symbols, stops, streams, table, pairs, out, begins, sizes):
     for s in range(streams):
         o = stops[s]
         # Loads do not depend on each other here, so one stream at a time is enough. Two symbols a
-        # lookup: of the table of 65536 pairs only the frequent ones are touched.
-        wide = stops[s + 1] - 8 if pairs.shape[0] == 65536 else np.int64(-1)
+        # lookup: of the table of all pairs only the frequent ones are touched.
+        wide = stops[s + 1] - 8 if pairs.shape[0] == 272 * 256 else np.int64(-1)
         a = begins[s]
         A = np.uint64(0)
         ha = np.uint64(0)
         while o <= wide:
             w = load64(symbols, o)
-            e = np.uint64(at(pairs, w & _65535))
-            f = np.uint64(at(pairs, (w >> _16) & _65535))
-            g = np.uint64(at(pairs, (w >> np.uint64(32)) & _65535))
-            h = np.uint64(at(pairs, w >> np.uint64(48)))
+            e = np.uint64(at(pairs, _pair(w & _65535)))
+            f = np.uint64(at(pairs, _pair((w >> _16) & _65535)))
+            g = np.uint64(at(pairs, _pair((w >> np.uint64(32)) & _65535)))
+            h = np.uint64(at(pairs, _pair(w >> np.uint64(48))))
             le = e >> _24
             lg = g >> _24
             first = (e & _CODES) | ((f & _CODES) << le)
@@ -508,33 +570,69 @@ def encode_single(symbols, stops, streams, table, pairs, out, begins, sizes):
 
 
 @inline
-def _run_end(symbols, o, stop, splat):
-    """The first position from `o` whose symbol is not the run symbol, or `stop`."""
-    # Long runs: 32 bytes a step, one test for four words.
-    while o + 32 <= stop:
+def _others(symbols, o, stop, splat, events):
+    """Where `symbols[o:stop]` differ from the run symbol, relative to o; returns their number.
+
+    At most 4096 symbols; `events` has 4096 + 8 entries.
+    """
+    found = np.int64(0)
+    base = o
+    while o + 64 <= stop:
         a = load64(symbols, o) ^ splat
         b = load64(symbols, o + 8) ^ splat
         c = load64(symbols, o + 16) ^ splat
         d = load64(symbols, o + 24) ^ splat
-        if a:
-            return o + (trailing_zeros(a) >> 3)
-        if b | c | d:
-            break
-        o += 32
-    while o + 8 <= stop:
-        a = load64(symbols, o) ^ splat
-        if a:
-            return o + (trailing_zeros(a) >> 3)
-        o += 8
-    while o < stop and np.uint64(symbols[o]) == splat & _255:
+        e = load64(symbols, o + 32) ^ splat
+        f = load64(symbols, o + 40) ^ splat
+        g = load64(symbols, o + 48) ^ splat
+        h = load64(symbols, o + 56) ^ splat
+        if (a | b | c | d) | (e | f | g | h):
+            # One bit a byte. Four positions are stored whether they exist or not: their number is
+            # hard to predict, and a wrong guess costs more than four stores.
+            left = (
+                _nonzero(a)
+                | (_nonzero(b) << _8)
+                | (_nonzero(c) << _16)
+                | (_nonzero(d) << _24)
+                | (_nonzero(e) << np.uint64(32))
+                | (_nonzero(f) << np.uint64(40))
+                | (_nonzero(g) << np.uint64(48))
+                | (_nonzero(h) << np.uint64(56))
+            )
+            at_most = found
+            for k in range(4):
+                events[at_most + k] = o - base + trailing_zeros(left)
+                found += np.int64(left != 0)
+                left &= left - _1
+            at_most += 4
+            while left:
+                events[at_most] = o - base + trailing_zeros(left)
+                at_most += 1
+                found += 1
+                left &= left - _1
+        o += 64
+    while o < stop:
+        if np.uint64(symbols[o]) != splat & _255:
+            events[found] = o - base
+            found += 1
         o += 1
-    return o
+    return found
+
+
+@inline
+def _nonzero(w):
+    """Bit k of the result says whether byte k of w is not zero."""
+    # Adding 127 to seven bits carries into the eighth unless they are zero; the product collects
+    # the eight flags in the top byte.
+    flags = (((w & _LOW7) + _LOW7) | w) & ~_LOW7
+    return ((flags >> np.uint64(7)) * _GATHER) >> np.uint64(56)
 
 
 @kernel(i64(BYTES, I64, i64, i64, U8, I64))
 def count_runs(symbols, stops, streams, run, ranks, counts):
     """Add the number of uses of each run token to `counts`, shape (512,)."""
     splat = np.uint64(run) * _SPLAT
+    events = np.empty(4096 + 8, np.uint32)
     token_of = np.zeros(256, np.int64)
     for v in range(256):
         r = np.int64(ranks[v])
@@ -542,12 +640,17 @@ def count_runs(symbols, stops, streams, run, ranks, counts):
     for s in range(streams):
         o = stops[s]
         stop = stops[s + 1]
+        begin = o  # of the run
         while o < stop:
-            end = _run_end(symbols, o, stop, splat)
-            run_class = floor_log2(np.uint64(end - o + 1))
-            value_class = token_of[symbols[end]] if end < stop else 0
-            counts[16 * run_class + value_class] += 1
-            o = end + 1
+            found = _others(symbols, o, min(o + 4096, stop), splat, events)
+            for x in range(found):
+                end = o + np.int64(events[x])
+                run_class = floor_log2(np.uint64(end - begin + 1))
+                counts[16 * run_class + token_of[symbols[end]]] += 1
+                begin = end + 1
+            o += 4096
+        if begin < stop:
+            counts[16 * floor_log2(np.uint64(stop - begin + 1))] += 1
     return np.int64(0)
 
 
@@ -559,6 +662,7 @@ def encode_runs(symbols, stops, streams, run, ranks, table, out, begins, sizes):
     16 bytes a stream.
     """
     splat = np.uint64(run) * _SPLAT
+    events = np.empty(4096 + 8, np.uint32)
     # Per symbol: value class (8) | extra bits (8) | their value (8).
     value_of = np.zeros(256, np.uint64)
     for v in range(256):
@@ -572,27 +676,37 @@ def encode_runs(symbols, stops, streams, run, ranks, table, out, begins, sizes):
     for s in range(streams):
         o = stops[s]
         stop = stops[s + 1]
+        begin = o  # of the run
         a = begins[s]
         A = np.uint64(0)
         ha = np.uint64(0)
-        while o < stop:
-            end = _run_end(symbols, o, stop, splat)
-            length = np.uint64(end - o + 1)
-            run_class = np.uint64(floor_log2(length))
-            value = value_of[symbols[end]] if end < stop else np.uint64(0)
-            e = np.uint64(at(table, (run_class << _4) | (value & _15)))
-            # Code, run and value together are at most 50 bits, beside 7 left over.
-            A |= (e & _65535) << ha
-            ha += e >> _16
-            A |= (length ^ (_1 << run_class)) << ha
-            ha += run_class
-            A |= (value >> np.uint64(16)) << ha
-            ha += (value >> _8) & _255
-            store64(out, a, A)
-            a += np.int64(ha >> np.uint64(3))
-            A >>= ha & np.uint64(0x38)
-            ha &= np.uint64(7)
-            o = end + 1
+        while begin < stop:
+            found = np.int64(0)
+            if o < stop:
+                found = _others(symbols, o, min(o + 4096, stop), splat, events)
+            else:
+                # A run ends the stream: as if the value of rank 0 came after it.
+                events[0] = stop - o
+                found = 1
+            for x in range(found):
+                end = o + np.int64(events[x])
+                value = value_of[symbols[end]] if end < stop else np.uint64(0)
+                length = np.uint64(end - begin + 1)
+                run_class = np.uint64(floor_log2(length))
+                e = np.uint64(at(table, (run_class << _4) | (value & _15)))
+                # Code, run and value together are at most 50 bits, beside 7 left over.
+                A |= (e & _65535) << ha
+                ha += e >> _16
+                A |= (length ^ (_1 << run_class)) << ha
+                ha += run_class
+                A |= (value >> _16) << ha
+                ha += (value >> _8) & _255
+                store64(out, a, A)
+                a += np.int64(ha >> np.uint64(3))
+                A >>= ha & np.uint64(0x38)
+                ha &= np.uint64(7)
+                begin = end + 1
+            o = min(o + 4096, stop)
         sizes[s] = a - begins[s] + np.int64((ha + np.uint64(7)) >> np.uint64(3))
         total += sizes[s]
     return total

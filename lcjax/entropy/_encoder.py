@@ -3,6 +3,11 @@
 Everything here is a choice that the decoder does not depend on. All choices are made from integers
 and from the symbols alone, so the bytes are the same on every machine and for any number of
 threads.
+
+Up to a million symbols the candidates are compared on a sample (short inputs: on all symbols), and
+the one that wins is counted in full. Longer inputs are coded after a survey of a part of them, with
+a code for everything that the rest may hold; if the result comes out larger than the survey
+promised, the input is encoded again with everything counted.
 """
 
 import threading
@@ -19,17 +24,21 @@ from ._models import Code, Layout, Runs, Single, Tree, Words
 _BLOCK_BYTES = 1 << 17
 # Nearly constant input reaches that size never; this keeps it parallel.
 _BLOCK_SYMBOLS = 1 << 24
-# Four streams cost some 8 bytes more than one.
-_FOUR_STREAMS_FROM = 4096
+# A stream costs some 2.5 bytes; it is cut in several if each has at least so many.
+_STREAMS_FROM = 1024
 # Trees are compared on at most this many symbols.
-_SAMPLE = 1 << 17
-# Longer inputs get a code made from a survey of a 16th of them (but at least 2**20 symbols).
-_SURVEY_FROM = 1 << 22
+_SAMPLE = 1 << 16
+# Longer inputs get a code made from a survey of a 16th of them (2**18 to 2**28 symbols).
+_SURVEY_FROM = 1 << 20
+_SURVEY_LEAST = 1 << 18
+_SURVEY_MOST = 1 << 28
+# Symbols that one call of a kernel without blocks gets.
+_STRETCH = 1 << 22
 _PIECE = 1 << 12
 # Sizes of word trees that are tried.
-_TREE_LEAVES = (24, 64, 128, 200, 320, 640)
+_TREE_LEAVES = (24, 64, 160, 320)
 # Counted run tokens below which a survey says too little.
-_ENOUGH_TOKENS = 1 << 14
+_ENOUGH_TOKENS = 1 << 13
 
 
 def as_symbols(symbols: ArrayLike | bytes | memoryview) -> NDArray[np.uint8]:
@@ -40,7 +49,7 @@ def as_symbols(symbols: ArrayLike | bytes | memoryview) -> NDArray[np.uint8]:
     """
     if isinstance(symbols, bytes | bytearray | memoryview):
         view = memoryview(symbols)
-        if view.format not in ("B", "b", "c"):
+        if view.format not in ("B", "c"):
             raise TypeError(f"symbols must be uint8, got a memoryview of format {view.format!r}")
         if not view.nbytes:
             return np.zeros(0, np.uint8)
@@ -52,8 +61,8 @@ def as_symbols(symbols: ArrayLike | bytes | memoryview) -> NDArray[np.uint8]:
     return np.ascontiguousarray(array).reshape(-1)
 
 
-def _layout(count: int, payload: int) -> Layout:
-    """Cut the input by its (estimated) compressed bytes."""
+def _layout(count: int, payload: int, most: int = 4) -> Layout:
+    """Cut the input by its (estimated) compressed bytes, blocks into at most `most` streams."""
     blocks = max(
         1 if payload < 3 * _BLOCK_BYTES // 2 else round(payload / _BLOCK_BYTES),
         -(-count // _BLOCK_SYMBOLS),
@@ -61,7 +70,7 @@ def _layout(count: int, payload: int) -> Layout:
     block = -(-count // blocks)
     if blocks > 1:
         block = -(-block // 64) * 64
-    streams = 4 if payload >= _FOUR_STREAMS_FROM * blocks else 1
+    streams = most if payload >= _STREAMS_FROM * most * blocks else 1
     stops = f.block_stops(count, block, streams)
     stops = stops - stops[:, :1]
     return Layout(block, streams, stops)
@@ -70,14 +79,12 @@ def _layout(count: int, payload: int) -> Layout:
 def _histogram(symbols: NDArray[np.uint8], threads: int) -> NDArray[np.int64]:
     from ._encode_kernels import histogram
 
-    piece = 1 << 22
-
     def work(begin: int) -> NDArray[np.int64]:
         counts = np.zeros(256, np.int64)
-        histogram(symbols[begin : begin + piece], counts)
+        histogram(symbols[begin : begin + _STRETCH], counts)
         return counts
 
-    return np.asarray(sum(f.run_all(work, range(0, len(symbols), piece), threads)))
+    return np.asarray(sum(f.run_all(work, range(0, len(symbols), _STRETCH), threads)))
 
 
 def entropy_bits(symbols: ArrayLike | bytes | memoryview) -> float:
@@ -118,68 +125,80 @@ def _pieces(symbols: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     return np.concatenate([symbols[b : b + _PIECE] for b in begins])
 
 
+def _whole(count: int) -> Layout:
+    """One block, for counting only; eight streams are counted faster than one."""
+    streams = 8 if count >= 4096 else 1
+    return Layout(count, streams, f.block_stops(count, count, streams))
+
+
 def _choose(
-    symbols: NDArray[np.uint8], counts: NDArray[np.int64], total: int, threads: int
+    symbols: NDArray[np.uint8], part: NDArray[np.uint8], counts: NDArray[np.int64], threads: int
 ) -> tuple[Code, Layout]:
     """The smallest code, and how to lay out the input.
 
     Args:
-        symbols: the input or, where `total` is larger than its length, a survey of it.
-        counts: the histogram of `symbols`; at least 1 for each value that may occur.
-        total: number of symbols of the input.
+        symbols: the input.
+        part: the input itself, or a survey of it.
+        counts: the histogram of `part`; at least 1 for each value that may occur in `symbols`.
         threads: how many to use.
     """
     from ._encode_kernels import entropy_bits_of
 
-    count = len(symbols)
-    partly = total > count
+    total = len(symbols)
+    count = len(part)
+    surveyed = count < total
     alphabet = np.flatnonzero(counts).astype(np.uint8)
     top = int(counts.max())
     single = Single(counts, alphabet).code()
-    layout = _layout(total, single.size(total, count))
+    layout = _layout(total, single.size(total))
     ideal = int(entropy_bits_of(counts, alphabet.astype(np.int64), int(counts.sum())))
     # With many symbols and none frequent, plain Huffman is as near to the entropy as words are.
     if len(alphabet) > 16 and 4 * top < count and single.bits - ideal < ideal // 100:
         return single, layout
-    sample = _pieces(symbols, _SAMPLE)
-    whole = Layout(len(sample), 1, np.array([[0, len(sample)]], np.int64))
-    scale = total, len(sample)
-    # (estimated size, tokens, how to make the code for a layout)
-    choices: list[tuple[int, int, Callable[[Layout], Code]]] = []
+    sample = _pieces(part, _SAMPLE)
+    sampled = len(sample) < total
+    # (estimated size, tokens, streams, how to make the code for a layout). Parsing words gains from
+    # eight streams; runs do not.
+    choices: list[tuple[int, int, int, Callable[[Layout], Code]]] = []
     if 2 * top >= count:
         runs = Runs(counts, alphabet)
-        trial = runs.code(runs.count(sample, whole, 1), False)
+        trial = runs.code(runs.count(sample, _whole(len(sample)), 1), len(sample))
 
         def make_runs(layout: Layout) -> Code:
-            one = layout if not partly else Layout(count, 1, np.array([[0, count]], np.int64))
-            return runs.code(runs.count(symbols, one, threads), partly)
+            if surveyed:
+                code = runs.code(runs.count(part, _whole(count), threads), count, True)
+                # Where runs are long they are few in a survey, and quickly counted in full.
+                if code.tokens >= _ENOUGH_TOKENS:
+                    return code
+            return runs.code(runs.count(symbols, layout, threads), total)
 
-        choices.append((trial.size(*scale), trial.tokens, make_runs))
+        choices.append((trial.size(total), trial.tokens, 4, make_runs))
     # Where a symbol is this frequent, words of 8 symbols cannot compete with runs.
-    if 100 * top < 99 * count or count < 4096:
+    if 100 * top < 96 * count or count < 4096:
         words = Words(counts, alphabet)
         for leaves in _TREE_LEAVES:
             if leaves < 2 * len(alphabet) - 1 or leaves > max(count, 64):
                 continue
             tree = words.tree(leaves)
-            trial = words.code(tree, words.count(tree, sample, whole, 1), len(sample) < total)
+            uses = words.count(tree, sample, _whole(len(sample)), 1)
+            trial = words.code(tree, uses, len(sample), sampled)
 
             def make_words(layout: Layout, tree: Tree = tree) -> Code:
-                one = layout if not partly else Layout(count, 1, np.array([[0, count]], np.int64))
-                return words.code(tree, words.count(tree, symbols, one, threads), partly)
+                if surveyed:
+                    return words.code(tree, words.count(tree, part, _whole(count), 1), count, True)
+                return words.code(tree, words.count(tree, symbols, layout, threads), total)
 
-            choices.append((trial.size(*scale), trial.tokens, make_words))
-    if not choices:
-        return single, layout
-    smallest = min(size for size, _, _ in choices)
-    if smallest >= single.size(total, count):
+            choices.append((trial.size(total), trial.tokens, 8, make_words))
+    smallest = min((choice[0] for choice in choices), default=None)
+    # Single symbols are the fastest to write, and several of them are read at once.
+    if smallest is None or single.size(total) <= smallest + smallest // 256:
         return single, layout
     # Of sizes within 0.4% the one with the fewest codes to read and write.
     near = [c for c in choices if c[0] <= smallest + smallest // 256]
-    estimate, _, make = min(near, key=lambda c: c[1])
-    other = _layout(total, estimate)
+    estimate, _, streams, make = min(near, key=lambda c: c[1])
+    other = _layout(total, estimate, streams)
     code = make(other)
-    if code.size(total, count) < single.size(total, count):
+    if code.size(total) < single.size(total):
         return code, other
     return single, layout
 
@@ -190,30 +209,28 @@ def _survey(
     """Part of a long input and its histogram, with every value that the rest may hold.
 
     Returns:
-        None where the values seen tell too little about those that occur: nearly constant input,
-        or values that are spread over a wide range.
+        None where the values seen tell too little about those that occur.
     """
     from ._encode_kernels import value_range
 
-    part = _pieces(symbols, max(1 << 20, len(symbols) >> 4))
+    part = _pieces(symbols, min(max(_SURVEY_LEAST, len(symbols) >> 4), _SURVEY_MOST))
     counts = _histogram(part, threads)
     seen = np.flatnonzero(counts)
-    if 256 * (len(part) - int(counts.max())) < len(part):
-        return None
     # The range is taken from the middle of the widest gap, so that -3..3 is one range.
-    gaps = (np.roll(seen, -1) - seen) % 256
+    gaps = (np.roll(seen, -1) - seen - 1) % 256 + 1
     widest = int(np.argmax(gaps))
-    offset = int(seen[widest] + gaps[widest] // 2) & 255
+    offset = int(seen[widest] + (gaps[widest] + 1) // 2) & 255
     if len(seen) < 256:
 
         def work(begin: int) -> NDArray[np.int64]:
             found = np.zeros(2, np.int64)
-            value_range(symbols[begin : begin + (1 << 22)], offset, found)
+            value_range(symbols[begin : begin + _STRETCH], offset, found)
             return found
 
-        found = np.array(f.run_all(work, range(0, len(symbols), 1 << 22), threads))
+        found = np.array(f.run_all(work, range(0, len(symbols), _STRETCH), threads))
         values = (offset + np.arange(int(found[:, 0].min()), int(found[:, 1].max()) + 1)) & 255
-        if len(values) - len(seen) > max(4, len(seen) // 8):
+        # Values that do not occur cost table bytes, and the small alphabets their short words.
+        if len(values) - len(seen) > max(4, len(seen) // 4):
             return None
         counts[values] = np.maximum(counts[values], 1)
     return part, counts
@@ -240,26 +257,32 @@ def encode(symbols: ArrayLike | bytes | memoryview, *, threads: int | None = Non
     if count > _SURVEY_FROM:
         survey = _survey(flat, threads)
         if survey is not None:
-            code, layout = _choose(*survey, count, threads)
-            estimate = code.size(count, len(survey[0]))
+            part, counts = survey
+            if np.count_nonzero(counts) == 1:
+                return _constant(flat)
+            code, layout = _choose(flat, part, counts, threads)
+            estimate = code.size(count)
             if estimate >= count:
                 return _raw(flat)
-            if code.mode == f.WORDS or code.tokens >= _ENOUGH_TOKENS:
-                stream = _write(flat, code, layout, threads)
-                # The survey was not like the rest: start again with everything counted.
-                if len(stream) <= estimate + estimate // 64:
-                    return stream
+            stream = _write(flat, code, layout, threads)
+            # If the survey was not like the rest, start again with everything counted.
+            if len(stream) <= estimate + estimate // 64 + 1024:
+                return stream
     if not count:
         return _raw(flat)
     counts = _histogram(flat, threads)
     if int(counts.max()) == count:
-        return bytes([f.CONSTANT]) + f.varint(count) + flat[:1].tobytes()
-    code, layout = _choose(flat, counts, count, threads)
-    if code.size() < count:
+        return _constant(flat)
+    code, layout = _choose(flat, flat, counts, threads)
+    if code.size(count) < count:
         stream = _write(flat, code, layout, threads)
         if len(stream) <= count:
             return stream
     return _raw(flat)
+
+
+def _constant(symbols: NDArray[np.uint8]) -> bytes:
+    return bytes([f.CONSTANT]) + f.varint(len(symbols)) + symbols[:1].tobytes()
 
 
 def _raw(symbols: NDArray[np.uint8]) -> bytes:
@@ -270,8 +293,7 @@ def _write(symbols: NDArray[np.uint8], code: Code, layout: Layout, threads: int)
     """A stream of words or runs."""
     count = len(symbols)
     streams = layout.streams
-    code.prepare(count)
-    write = code.write
+    write = code.writer()
     # Room for the worst case of a stream, of which only what is used is ever touched, and for the
     # last eight-byte store.
     longest = int(np.diff(layout.stops[0]).max())

@@ -24,6 +24,8 @@ FROM_ZERO, RANGE, LIST, BITMAP = 0, 1, 2, 3
 MAX_CODE = 12
 MAX_LEAVES = 1 << MAX_CODE
 RUN_TOKENS = 32 * 16
+# The least keeps a damaged index from needing more memory than the symbols.
+MIN_BLOCK = 256
 MAX_BLOCK = 1 << 31
 
 # Below this many symbols the default is one thread: starting a pool costs about as much as the

@@ -91,6 +91,18 @@ def store64(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
 
 
 @intrinsic
+def fill(typing_context: Any, array: Any, begin: Any, end: Any, value: Any) -> Any:
+    """`array[begin:end] = value` for bytes, as one memset; the caller proves 0 <= begin <= end."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _element_pointer(context, builder, signature.args[0], args[0], args[1])
+        cgutils.memset(builder, pointer, builder.sub(args[2], args[1]), args[3])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, types.int64, types.uint8), codegen
+
+
+@intrinsic
 def at(typing_context: Any, array: Any, index: Any) -> Any:
     """`array[index]` without numba's test for negative indices; the caller proves the bounds."""
 

@@ -38,10 +38,6 @@ class Layout(NamedTuple):
         return [(b, b * self.block) for b in range(len(self.stops))]
 
 
-def _nothing(symbols: int) -> None:
-    pass
-
-
 class Code(NamedTuple):
     """One way to code the input: what goes in front of the index, and how to write a block."""
 
@@ -49,17 +45,17 @@ class Code(NamedTuple):
     form: int
     alphabet: bytes
     table: bytes
-    bits: int  # of the payload
-    tokens: int  # codes in the payload
+    symbols: int  # of the part of the input that was counted
+    bits: int  # of the payload for them
+    tokens: int  # codes in it
+    # Called once it is certain that the code is used; the result writes one block:
     # (symbols of the block, stops, streams, out, begins, sizes) -> total bytes
-    write: Callable[..., int]
+    writer: Callable[[], Callable[..., int]]
     worst_bits: int  # of one symbol
-    # Called with the number of symbols once it is certain that the code is used.
-    prepare: Callable[[int], None] = _nothing
 
-    def size(self, numerator: int = 1, denominator: int = 1) -> int:
-        """Bytes without mode, count and index, with the payload scaled by a fraction."""
-        payload = (self.bits * numerator // denominator + 7) // 8
+    def size(self, count: int) -> int:
+        """Bytes without mode, count and index, for `count` symbols."""
+        payload = (self.bits * count // self.symbols + 7) // 8
         return len(self.alphabet) + len(self.table) + payload
 
 
@@ -77,34 +73,31 @@ def _pack_nibbles(nibbles: NDArray[np.uint8]) -> bytes:
     return (nibbles[0::2] | (nibbles[1::2] << 4)).astype(np.uint8).tobytes()
 
 
-def _turned(codes: NDArray[np.uint32], lengths: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """Encoder entries: the code with its first bit lowest (16) | its length << 16."""
-    result = np.zeros(len(codes), np.uint32)
-    for b in range(f.MAX_CODE):
-        result = (result << np.uint32(1)) | ((codes >> np.uint32(b)) & np.uint32(1))
-    length = lengths.astype(np.uint32)
-    # All 12 bits are turned; a shorter code is at the top of them.
-    return (result >> (np.uint32(f.MAX_CODE) - length)) | (length << np.uint32(16))
-
-
-def _assign(
-    counts: NDArray[np.int64], complete: bool
-) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-    """Code lengths and encoder entries for counts.
+def _lengths(counts: NDArray[np.int64], complete: bool) -> NDArray[np.uint8]:
+    """Code lengths for counts.
 
     With `complete` everything gets a code: the counts are those of a part of the input. Else only
     what occurs, but never less than two, as a code needs.
     """
-    from ._codes import assign_codes, limited_lengths
+    from ._codes import limited_lengths
 
     used = np.maximum(counts, 1) if complete else counts.copy()
     if np.count_nonzero(used) < 2:
         used[int(used[0] > 0)] += 1
     lengths = np.zeros(len(counts), np.uint8)
     limited_lengths(used, f.MAX_CODE, lengths)
-    codes = np.zeros(len(counts), np.uint32)
+    return lengths
+
+
+def _entries(lengths: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """Encoder entries: the code with its first bit lowest (16) | its length << 16."""
+    from ._codes import assign_codes, turn_codes
+
+    codes = np.zeros(len(lengths), np.uint32)
     assign_codes(lengths, f.MAX_CODE, codes)
-    return lengths, _turned(codes, lengths)
+    entries = np.zeros(len(lengths), np.uint32)
+    turn_codes(lengths, codes, entries)
+    return entries
 
 
 def _alphabet(alphabet: NDArray[np.uint8]) -> tuple[int, bytes]:
@@ -143,25 +136,28 @@ class Single:
         """The code for the counts given, none of which is zero."""
         from . import _encode_kernels as k
 
-        lengths, entries = _assign(self.counts, False)
-        table = np.zeros(256, np.uint32)
-        table[self.alphabet] = entries
-        pairs = np.zeros(0, np.uint32)
+        lengths = _lengths(self.counts, False)
+        total = int(self.counts.sum())
 
-        def prepare(symbols: int) -> None:
-            nonlocal pairs
-            if symbols >= _PAIRS_FROM:
-                pairs = np.empty(65536, np.uint32)
+        def writer() -> Callable[..., int]:
+            table = np.zeros(256, np.uint32)
+            table[self.alphabet] = _entries(lengths)
+            pairs = np.zeros(0, np.uint32)
+            if total >= _PAIRS_FROM:
+                pairs = np.empty(272 * 256, np.uint32)
                 k.build_pair_table(table, pairs)
 
-        def write(symbols: Any, stops: Any, streams: int, out: Any, begins: Any, sizes: Any) -> int:
-            return int(k.encode_single(symbols, stops, streams, table, pairs, out, begins, sizes))
+            def write(
+                block: Any, stops: Any, streams: int, out: Any, begins: Any, sizes: Any
+            ) -> int:
+                return int(k.encode_single(block, stops, streams, table, pairs, out, begins, sizes))
+
+            return write
 
         bits = int(np.dot(self.counts, lengths.astype(np.int64)))
         table_bytes = _pack_nibbles(lengths)
-        size = int(self.counts.sum())
         return Code(
-            f.WORDS, self.form, self.head, table_bytes, bits, size, write, f.MAX_CODE, prepare
+            f.WORDS, self.form, self.head, table_bytes, total, bits, total, writer, f.MAX_CODE
         )
 
 
@@ -250,28 +246,38 @@ class Words:
 
         return np.asarray(sum(f.run_all(work, layout.blocks(), threads)))[: tree.leaves]
 
-    def code(self, tree: Tree, counts: NDArray[np.int64], complete: bool) -> Code:
-        """The code of a tree for given uses of its leaves."""
+    def code(
+        self, tree: Tree, counts: NDArray[np.int64], symbols: int, complete: bool = False
+    ) -> Code:
+        """The code of a tree for given uses of its leaves by so many symbols."""
         from . import _encode_kernels as k
 
-        lengths, entries = _assign(counts, complete)
+        lengths = _lengths(counts, complete)
         nibbles = np.zeros(len(tree.first_child) + 4, np.uint8)
         size = k.write_tree(tree.first_child, tree.leaf, lengths, len(self.alphabet), nibbles)
-        table = self.parse_table(tree, entries)
-        run, mask, factor = self.run, self.mask, self.factor
 
-        def write(symbols: Any, stops: Any, streams: int, out: Any, begins: Any, sizes: Any) -> int:
-            symbols = self.seen(symbols)
-            return int(
-                k.encode_words(
-                    symbols, stops, streams, run, mask, factor, table, out, begins, sizes
+        def writer() -> Callable[..., int]:
+            table = self.parse_table(tree, _entries(lengths))
+            run, mask, factor = self.run, self.mask, self.factor
+
+            def write(
+                block: Any, stops: Any, streams: int, out: Any, begins: Any, sizes: Any
+            ) -> int:
+                block = self.seen(block)
+                return int(
+                    k.encode_words(
+                        block, stops, streams, run, mask, factor, table, out, begins, sizes
+                    )
                 )
-            )
+
+            return write
 
         bits = int(np.dot(counts, lengths.astype(np.int64)))
         packed = _pack_nibbles(nibbles[:size])
-        words = int(counts.sum())
-        return Code(f.WORDS, self.form, self.head, packed, bits, words, write, f.MAX_CODE)
+        tokens = int(counts.sum())
+        return Code(
+            f.WORDS, self.form, self.head, packed, symbols, bits, tokens, writer, f.MAX_CODE
+        )
 
 
 class Runs:
@@ -310,8 +316,8 @@ class Runs:
 
         return np.asarray(sum(f.run_all(work, layout.blocks(), threads)))
 
-    def code(self, counts: NDArray[np.int64], complete: bool) -> Code:
-        """The code for given uses of the tokens."""
+    def code(self, counts: NDArray[np.int64], symbols: int, complete: bool = False) -> Code:
+        """The code for given uses of the tokens by so many symbols."""
         from . import _encode_kernels as k
 
         used = counts.reshape(32, 16)[:, : self.classes]
@@ -321,19 +327,26 @@ class Runs:
             used = np.maximum(used, (np.arange(32) < seen)[:, None])
         padded = np.zeros((32, 16), np.int64)
         padded[:, : self.classes] = used
-        lengths, table = _assign(padded.reshape(-1), False)
+        lengths = _lengths(padded.reshape(-1), False)
         nibbles = np.zeros(f.RUN_TOKENS + 2, np.uint8)
         size = k.write_tokens(lengths, self.classes, nibbles)
+        run, ranks = self.run, self.ranks
+
+        def writer() -> Callable[..., int]:
+            table = _entries(lengths)
+
+            def write(
+                block: Any, stops: Any, streams: int, out: Any, begins: Any, sizes: Any
+            ) -> int:
+                return int(
+                    k.encode_runs(block, stops, streams, run, ranks, table, out, begins, sizes)
+                )
+
+            return write
+
         token = np.arange(f.RUN_TOKENS)
         extra = (token >> 4) + np.maximum((token & 15) - 7, 0)
         bits = int(np.dot(counts, lengths + extra))
-
-        def write(symbols: Any, stops: Any, streams: int, out: Any, begins: Any, sizes: Any) -> int:
-            return int(
-                k.encode_runs(
-                    symbols, stops, streams, self.run, self.ranks, table, out, begins, sizes
-                )
-            )
-
         packed = _pack_nibbles(nibbles[:size])
-        return Code(f.RUNS, self.form, self.head, packed, bits, int(counts.sum()), write, 19)
+        tokens = int(counts.sum())
+        return Code(f.RUNS, self.form, self.head, packed, symbols, bits, tokens, writer, 19)

@@ -93,7 +93,7 @@ def test_whole_model_scope_shares_one_table():
 
 def odd_values(rng, size, dtype):
     """Values over all magnitudes with every special one among them."""
-    values = rng.standard_normal(size) * 10.0 ** rng.uniform(-44, 38, size)
+    values = rng.uniform(-3, 3, size) * 10.0 ** rng.uniform(-44, 38, size)
     out = values.astype(np.float32)
     specials = [np.inf, -np.inf, np.nan, -0.0, 0.0, 1e-40, -1e-42, 3.4e38, -3.4e38, 2.0**-126]
     where = rng.integers(0, size, 40)
@@ -111,7 +111,8 @@ def test_decoder_rebuilds_the_encoders_reference_bit_for_bit(dtype, bits):
         result = lc.quantize([(u, c)], bits)
         group = result.groups[0]
         assert np.array_equal(bits_of(decoded(c, group, result.table)), bits_of(group.reference))
-        finite = np.isfinite(u.astype(np.float32) - c.astype(np.float32))
+        with np.errstate(all="ignore"):
+            finite = np.isfinite(u.astype(np.float32) - c.astype(np.float32))
         assert np.array_equal(group.exceptions, np.flatnonzero(~finite))
         assert np.array_equal(bits_of(group.reference)[~finite], bits_of(u)[~finite])
         c = group.reference

@@ -168,7 +168,7 @@ def decode(data):
     block = count
     if first & 32:
         block = reader.varint()
-        need(1 <= block < count, "block")
+        need(256 <= block < count, "block")
     need(block <= 2**31, "block")
     blocks = -(-count // block)
     sizes = [reader.varint() for _ in range(blocks * streams - 1)]

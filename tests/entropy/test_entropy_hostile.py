@@ -1,3 +1,6 @@
+import contextlib
+from pathlib import Path
+
 import numpy as np
 import pytest
 from entropy_data import gaussian, signed, skewed
@@ -83,6 +86,41 @@ def test_damage_is_judged_as_the_format_says(name):
             np.testing.assert_array_equal(symbols, expected)
 
 
+GOLDEN = sorted((Path(__file__).parent / "golden").glob("*_streams.bin"))
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
+def test_mutated_index_and_blocks(path):
+    rng = np.random.default_rng(4)
+    original = np.frombuffer(path.read_bytes(), np.uint8)
+    refused = 0
+    for trial in range(600):
+        data = original.copy()
+        reach = 60 if trial % 3 else len(data)
+        data[rng.integers(0, reach)] = rng.integers(0, 256)
+        if trial % 4 == 0:
+            data = data[: rng.integers(1, len(data))]
+        symbols = outcome(data.tobytes())
+        refused += symbols is None
+        if trial % 20 == 0 and symbols is not None:
+            np.testing.assert_array_equal(symbols, reference_decode(data.tobytes()))
+    assert refused > 100
+
+
+def test_output_beside_the_range_is_never_touched():
+    rng = np.random.default_rng(5)
+    for name, symbols in SOURCES.items():
+        original = np.frombuffer(entropy.encode(symbols), np.uint8)
+        room = np.full(symbols.size + 128, 171, np.uint8)
+        for _ in range(150):
+            data = original.copy()
+            data[rng.integers(min(12, len(data) - 1), len(data))] ^= 1 << rng.integers(0, 8)
+            with contextlib.suppress(CorruptDataError):
+                entropy.decode(data, out=room[64:-64])
+            assert (room[:64] == 171).all(), name
+            assert (room[-64:] == 171).all(), name
+
+
 def entropy_count(data):
     try:
         return entropy.encoded_symbols(data)
@@ -123,8 +161,9 @@ def test_random_bytes():
         (b"\2\xff\xff\x7f\1\x11\x00", "64 a byte"),
         (b"\x22\4\1\x11\0\1\0", "blocks of 0"),
         (b"\x22\4\1\x11\4\1\0", "blocks of 4"),
-        (b"\x22\4\1\x11\1\1\1\0", "index of 3|bit stream|end where|left"),
-        (b"\x22\4\1\x11\2\x09\0", "9"),
+        (b"\x22\x80\2\1\x11\xff\1\1\0", "blocks of 255"),
+        (b"\x22\x80\4\1\x11\x80\2\x09\0", "9 bytes where 1 are left"),
+        (b"\x3a\x80\4\1\x11\x80\2\1", "index of 15"),
         (b"\x0a\4\1\x11\x02\0", "where 1 are left"),
         (b"\3\1\1\x11\x03", "past the end"),
         (b"\3\5\1\x11\x80\x00", "end where"),

@@ -50,7 +50,7 @@ def test_constant():
     assert len(entropy.encode(np.full(2**26, 9, np.uint8))) <= 8
 
 
-@pytest.mark.parametrize(("count", "p0", "most"), [(1, 0.5, 3), (10, 0.5, 9), (200, 0.95, 36)])
+@pytest.mark.parametrize(("count", "p0", "most"), [(1, 0.5, 3), (10, 0.5, 10), (200, 0.95, 36)])
 def test_small(count, p0, most):
     for seed in range(20):
         symbols = skewed(p0, count, 3, seed)

@@ -52,7 +52,8 @@ def test_all_modes_are_covered():
     assert {m & 7 for m in modes.values()} == {0, 1, 2, 3}
     assert {m >> 6 for m in modes.values()} == {0, 1, 2, 3}
     assert modes["runs, four streams"] & 0x1F == 3 | 2 << 3
-    assert modes["words"] & 0x1F == 2 | 2 << 3
+    assert modes["words"] & 0x1F == 2 | 3 << 3
+    assert modes["words of single symbols"] & 0x1F == 2 | 2 << 3
 
 
 @settings(max_examples=250, deadline=None)
