@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lcjax._numba import jit
+from lcjax._numba import kernel
 from lcjax.hashing import _LANE, _MUL1, _MUL2, _START, _WEYL
 
 _WEYL32 = np.uint32(_WEYL)
@@ -14,7 +14,7 @@ _16 = np.uint32(16)
 _15 = np.uint32(15)
 
 
-@jit
+@kernel()
 def hash_words(flat, start):
     """Both lanes of the value hash of ``flat``, whose first word has index ``start``."""
     # Everything stays uint32 and branch-free so that LLVM turns the loop into vector code.

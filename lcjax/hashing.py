@@ -49,10 +49,16 @@ def words(array: np.ndarray) -> np.ndarray:
       array: C-contiguous, native byte order, itemsize 1, 2, 4, 8 or 16.
 
     Returns:
-      A view; items of 8 and 16 bytes appear as 2 and 4 words of uint32.
+      A read-only view; items of 8 and 16 bytes appear as 2 and 4 words of uint32.
     """
-    width = min(array.dtype.itemsize, 4)
-    return array.reshape(-1).view(np.dtype(f"u{width}"))
+    return read_only(array.reshape(-1).view(np.dtype(f"u{min(array.dtype.itemsize, 4)}")))
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """A view that cannot be written, so that kernels compile for one kind of array only."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def value_hash(array: np.ndarray, start: int = 0) -> str:

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from lcjax._numba import jit
+from lcjax._numba import kernel
 
 
-@jit
+@kernel()
 def rotate(bits, out):
     """Rotates each word left by one bit."""
     top = bits.itemsize * 8 - 1
@@ -14,7 +14,7 @@ def rotate(bits, out):
         out[k] = (b << np.uint64(1)) | (b >> np.uint64(top))
 
 
-@jit
+@kernel()
 def unrotate(bits):
     """Undoes ``rotate`` in place."""
     top = np.uint64(bits.itemsize * 8 - 1)
@@ -23,7 +23,7 @@ def unrotate(bits):
         bits[k] = (b >> np.uint64(1)) | ((b & np.uint64(1)) << top)
 
 
-@jit
+@kernel()
 def difference(bits, base, out, is_float):
     """Zigzag of ``ordered(bits) - ordered(base)`` modulo 2^width."""
     width = np.uint64(bits.itemsize * 8)
@@ -42,7 +42,7 @@ def difference(bits, base, out, is_float):
         out[k] = (d ^ mask) if negative else d
 
 
-@jit
+@kernel()
 def undo_difference(bits, base, is_float):
     """Inverse of ``difference``, in place."""
     width = np.uint64(bits.itemsize * 8)
@@ -60,7 +60,7 @@ def undo_difference(bits, base, is_float):
         bits[k] = a
 
 
-@jit
+@kernel()
 def split_planes(words, planes):
     """Byte ``p`` of word ``k`` goes to ``planes[p, k]``."""
     # Plane by plane in blocks: the words of a block stay in cache while every plane of it
@@ -74,7 +74,7 @@ def split_planes(words, planes):
                 planes[p, k] = np.uint8((np.uint64(words[k]) >> shift) & np.uint64(0xFF))
 
 
-@jit
+@kernel()
 def join_planes(planes, words):
     """Inverse of ``split_planes``."""
     block = 4096

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lcjax._numba import jit
+from lcjax._numba import kernel
 
 _EXP32 = np.uint32(0x7F800000)
 _SIGN32 = np.uint32(0x80000000)
@@ -10,7 +10,7 @@ _EXP16 = np.uint16(0x7F80)
 _SIGN16 = np.uint16(0x8000)
 
 
-@jit
+@kernel()
 def apply_float32(values, bits, codes, table):
     """``values`` and ``bits`` are two views of one array; see ``lc.apply``."""
     # Most codes are 0, so a branch that the processor predicts beats arithmetic on all.
@@ -26,7 +26,7 @@ def apply_float32(values, bits, codes, table):
                 bits[k] = b & _SIGN32
 
 
-@jit
+@kernel()
 def apply_bfloat16(bits, codes, table):
     """The same for bfloat16, given as its 16 bits; the sum is taken in float32."""
     value = np.zeros(1, np.float32)

@@ -22,6 +22,7 @@ import numpy as np
 
 from lcjax import entropy
 from lcjax.errors import CorruptDataError
+from lcjax.hashing import read_only
 
 MODES = ("plain", "float", "diff")
 _SAMPLE = 1 << 16  # elements looked at to choose between a delta and the values alone
@@ -90,12 +91,12 @@ def decode(
     from lcjax.codecs import _exact_kernels as kernels
 
     out = np.empty(count * per_element, word)
-    kernels.join_planes(planes, out)
+    kernels.join_planes(read_only(planes), out)
     if mode == "float":
         kernels.unrotate(out)
     elif mode == "diff":
         assert base is not None
-        kernels.undo_difference(out, base.reshape(-1).view(word), _is_float(dtype))
+        kernels.undo_difference(out, read_only(base.reshape(-1).view(word)), _is_float(dtype))
     return out.view(dtype)
 
 
@@ -114,16 +115,19 @@ def _split(values: np.ndarray, base: np.ndarray | None, mode: str) -> np.ndarray
     from lcjax.codecs import _exact_kernels as kernels
 
     word, _ = _word(values.dtype)
-    bits = values.reshape(-1).view(word)
+    bits = read_only(values.reshape(-1).view(word))
     if mode == "diff":
         assert base is not None
         mapped = np.empty_like(bits)
-        kernels.difference(bits, base.reshape(-1).view(word), mapped, _is_float(values.dtype))
+        kernels.difference(
+            bits, read_only(base.reshape(-1).view(word)), mapped, _is_float(values.dtype)
+        )
     elif mode == "float":
         mapped = np.empty_like(bits)
         kernels.rotate(bits, mapped)
     else:
         mapped = bits
+    mapped = read_only(mapped)
     planes = np.empty((word.itemsize, bits.size), np.uint8)
     kernels.split_planes(mapped, planes)
     return planes

@@ -32,6 +32,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lcjax.hashing import read_only
+
 TILE_ROWS = 256
 TILE_LANES = 128
 TILE = TILE_ROWS * TILE_LANES  # elements; a tile and its masks stay in a core's cache
@@ -431,6 +433,7 @@ def apply(reference: np.ndarray, codes: np.ndarray, table: np.ndarray) -> None:
     """
     from lcjax.codecs import _lc_kernels
 
+    codes, table = read_only(codes), read_only(table)
     if reference.dtype.itemsize == 4:
         _lc_kernels.apply_float32(
             reference.view(np.float32), reference.view(np.uint32), codes, table

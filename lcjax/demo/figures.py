@@ -8,8 +8,6 @@ from collections.abc import Iterable
 
 from lcjax.demo.journal import Event
 
-DELTA_SHARE = 0.25
-
 
 @dataclasses.dataclass
 class Save:
@@ -20,12 +18,14 @@ class Save:
         written: bytes of the files it wrote, by item.
         save_s: seconds from the call of ``save`` until the step was committed.
         blocked_s: seconds for which ``save`` kept the step loop waiting.
+        delta: whether its parameters build on an earlier save.
     """
 
     step: int
     written: dict[str, int]
     save_s: float
     blocked_s: float
+    delta: bool
 
     @property
     def state_bytes(self) -> int:
@@ -77,12 +77,13 @@ class Run:
         if step in self._blocked and step in self._committed:
             commit = self._committed.pop(step)
             blocked = self._blocked.pop(step)
-            self.saves.append(Save(step, commit["written"], commit["save_s"], blocked))
+            self.saves.append(
+                Save(step, commit["written"], commit["save_s"], blocked, commit["delta"])
+            )
 
     def deltas(self) -> list[Save]:
-        """The saves that are deltas: those far smaller than the first, which is a key frame."""
-        limit = DELTA_SHARE * self.saves[0].written["params"]
-        return [save for save in self.saves if save.written["params"] < limit]
+        """The saves that are deltas; the others are key frames."""
+        return [save for save in self.saves if save.delta]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +99,8 @@ class Cost:
         on_disk: bytes in the manager's folder at the end of that run, by inode.
         save_s: median seconds from the call of ``save`` to the commit.
         blocked_s: median seconds for which ``save`` kept the step loop waiting.
-        restore_s: seconds of the first restore of a fresh process.
+        restore_s: seconds of the first restore of a fresh process, loading of code included.
+        restore_again_s: seconds of its second restore.
     """
 
     params_bytes: float
@@ -110,16 +112,20 @@ class Cost:
     save_s: float
     blocked_s: float
     restore_s: float
+    restore_again_s: float
 
 
-def cost(saves: Iterable[Save], whole: Run, on_disk: int, restore_s: float) -> Cost:
+def cost(
+    saves: Iterable[Save], whole: Run, on_disk: int, restore_s: float, restore_again_s: float
+) -> Cost:
     """Sums up one codec.
 
     Args:
         saves: the saves to take bytes and ratios of.
         whole: the uninterrupted run, for the times and the sum of all bytes.
         on_disk: bytes in its folder.
-        restore_s: seconds of a restore.
+        restore_s: see ``Cost``.
+        restore_again_s: see ``Cost``.
 
     Returns:
         The figures.
@@ -136,4 +142,5 @@ def cost(saves: Iterable[Save], whole: Run, on_disk: int, restore_s: float) -> C
         save_s=statistics.median(save.save_s for save in whole.saves),
         blocked_s=statistics.median(save.blocked_s for save in whole.saves),
         restore_s=restore_s,
+        restore_again_s=restore_again_s,
     )

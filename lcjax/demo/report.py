@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from lcjax import policy
 from lcjax.demo.figures import Run
 from lcjax.demo.run import KILLED, PLAIN, TITLES, WHOLE, Result
 
@@ -29,10 +30,14 @@ def table(result: Result) -> Table:
     """Lays the two codecs side by side."""
     left, right = result.lcjax, result.orbax
     settings = result.settings
+    preset = policy.resolve(settings.preset, settings.bits).to_json()
+    name = preset.pop("name")
+    options = "".join(f", {key} {value}" for key, value in preset.items())
+    deltas = sum(len(result.runs[name].deltas()) for name in (KILLED, WHOLE))
     grid = Table(
         title=f"{settings.steps} steps, a save every {settings.save_every}",
-        caption=f"lcjax: preset {settings.preset!r}, {settings.bits} bits; medians over "
-        f"{len(result.runs[KILLED].deltas()) + len(result.runs[WHOLE].deltas())} delta saves",
+        caption=f"lcjax: preset {name}{options}; bytes and ratios are "
+        f"medians over {deltas} delta saves, times over the saves of one run",
     )
     grid.add_column("")
     grid.add_column("lcjax", justify="right")
@@ -54,6 +59,7 @@ def table(result: Result) -> Table:
     seconds("save, until committed", left.save_s, right.save_s)
     seconds("  of which the step loop waits", left.blocked_s, right.blocked_s)
     seconds("restore in a new process", left.restore_s, right.restore_s)
+    seconds("  once more", left.restore_again_s, right.restore_again_s)
     return grid
 
 

@@ -24,12 +24,12 @@ class Settings:
         seed: of the initial parameters and of the batches.
         validation_sequences: how many sequences the validation loss is taken over.
         preset: the lcjax preset.
-        bits: bits per symbol of that preset.
+        bits: bits per symbol of that preset; its own choice if None.
     """
 
     model: Config = dataclasses.field(default_factory=Config)
     batch: int = 8
-    steps: int = 480
+    steps: int = 400
     save_every: int = 20
     keep: int = 3
     warmup: int = 50
@@ -37,7 +37,7 @@ class Settings:
     seed: int = 0
     validation_sequences: int = 512
     preset: str = "paper"
-    bits: int = 3
+    bits: int | None = None
 
     def dump(self, path: pathlib.Path) -> None:
         """Writes the settings as JSON."""
@@ -54,5 +54,5 @@ def quick(settings: Settings) -> Settings:
     """Shrinks the settings to a run of seconds that still saves, dies and resumes."""
     model = Config(width=32, depth=1, heads=2, length=32)
     return dataclasses.replace(
-        settings, model=model, steps=16, save_every=4, warmup=4, validation_sequences=256
+        settings, model=model, steps=20, save_every=4, warmup=4, validation_sequences=256
     )

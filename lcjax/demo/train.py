@@ -19,6 +19,7 @@ import jax
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+from etils import epath
 from flax import nnx
 
 from lcjax.demo import data
@@ -35,11 +36,13 @@ class Commits:
 
     Args:
         root: the folder of the checkpoint manager.
+        codec: what wrote it, ``lcjax`` or ``orbax``.
         journal: where to report.
     """
 
-    def __init__(self, root: pathlib.Path, journal: Journal):
+    def __init__(self, root: pathlib.Path, codec: str, journal: Journal):
         self._root = root
+        self._codec = codec
         self._journal = journal
         self._ledger = Ledger(root)
         self._pending: queue.Queue[tuple[int, float] | None] = queue.Queue()
@@ -67,7 +70,16 @@ class Commits:
                 time.sleep(POLL_SECONDS)
             seconds = time.perf_counter() - started
             written = self._ledger.new_bytes(step)
-            self._journal.write("commit", step=step, save_s=seconds, written=written)
+            delta = self._codec == "lcjax" and is_delta(self._root / str(step) / "params")
+            self._journal.write("commit", step=step, save_s=seconds, written=written, delta=delta)
+
+
+def is_delta(item: pathlib.Path) -> bool:
+    """Whether an item that lcjax wrote builds on an earlier one, as its manifest says."""
+    from lcjax.session import Opened
+
+    with Opened(epath.Path(item)) as opened:
+        return len(opened.chain_refs) > 1
 
 
 def open_manager(root: pathlib.Path, settings: Settings, codec: str) -> ocp.CheckpointManager:
@@ -169,7 +181,8 @@ def train(
         root: the folder of the checkpoint manager.
         codec: ``lcjax``, or ``orbax`` for Orbax as it comes.
         journal: told of every step, save and commit.
-        restore_only: stop once the newest step is restored.
+        restore_only: stop once the newest step is restored, twice to see what the first one
+            has to load.
     """
     program = Program(settings)
     params, opt_state = jax.block_until_ready(program.init())
@@ -178,16 +191,16 @@ def train(
     root.mkdir(parents=True, exist_ok=True)
     with open_manager(root, settings, codec) as manager:
         first = manager.latest_step() or 0
-        seconds = None
-        if first:
+        seconds = []
+        for _ in range(0 if not first else 2 if restore_only else 1):
             started = time.perf_counter()
             params, opt_state = restore(manager, first, params, opt_state)
-            seconds = time.perf_counter() - started
+            seconds.append(time.perf_counter() - started)
         raw = {"params": _bytes(params), "train": _bytes(opt_state)}
         journal.write("start", step=first, restore_s=seconds, raw=raw)
         if restore_only:
             return
-        commits = Commits(root, journal)
+        commits = Commits(root, codec, journal)
         for step in range(first, settings.steps):
             tokens = data.batch(corpus.train, settings.seed, step, settings.batch, length)
             params, opt_state, loss = program.step(params, opt_state, tokens)

@@ -1,8 +1,4 @@
-"""How every kernel of this package is compiled, and the few intrinsics they need.
-
-Importing this module imports numba, so only the kernel modules do it, and they are imported
-inside functions.
-"""
+"""Types and intrinsics of the entropy kernels."""
 
 import sys
 from collections.abc import Callable
@@ -12,6 +8,27 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from lcjax._numba import kernel
+
+__all__ = [
+    "BYTES",
+    "I32",
+    "I64",
+    "U8",
+    "U32",
+    "U64",
+    "at",
+    "fill",
+    "floor_log2",
+    "i64",
+    "inline",
+    "kernel",
+    "load64",
+    "store64",
+    "trailing_zeros",
+    "u64",
+]
 
 # Input arrays are typed read-only, so that one compiled kernel takes `bytes`, memory maps and
 # writable arrays alike (numba converts a writable array to a read-only one, not back).
@@ -23,31 +40,6 @@ I64 = types.int64[::1]
 I32 = types.int32[::1]
 i64 = types.int64
 u64 = types.uint64
-
-
-def kernel(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile a function for one explicit signature, without the GIL, cached on disk.
-
-    Args:
-        signature: a numba signature. Being explicit keeps a call with another array layout
-            from silently compiling a second version.
-
-    Returns:
-        A decorator.
-    """
-    options = {"nogil": True, "fastmath": False, "error_model": "numpy"}
-
-    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-        try:
-            compiled: Callable[..., Any] = njit(signature, cache=True, **options)(function)
-        except RuntimeError as error:
-            if "cannot cache" not in str(error):
-                raise
-            # Neither the package nor the user has a writable cache folder.
-            compiled = njit(signature, **options)(function)
-        return compiled
-
-    return wrap
 
 
 def inline(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -273,38 +273,31 @@ def _restore_tree(opened: session.Opened, given: Any) -> Any:
         number = record.leaves[k].sharding
         return None if number is None else shardings[number]
 
-    if target is None:
-        found = opened.leaves(range(len(record.leaves)), limit)
-        arguments = _arguments_by_number(args, record)
-        return tree.build(
-            record.skeleton,
-            [
-                values.restored(
-                    value, record.leaves[k], None, arguments.get(k), saved_sharding(k), fallback
-                )
-                for k, value in enumerate(found)
-            ],
-        )
-    matched = tree.match(
-        target, record.skeleton, partial=bool(getattr(given, "partial_restore", False))
-    )
     arguments = _arguments_by_number(args, record)
-    for pair in matched.pairs:
-        _check_shape(record.leaves[pair.saved], pair.target)
-    found = opened.leaves([pair.saved for pair in matched.pairs], None)
-    return matched.rebuild(
-        [
-            values.restored(
-                value,
-                record.leaves[pair.saved],
-                pair.target,
-                arguments.get(pair.saved),
-                saved_sharding(pair.saved),
-                fallback,
-            )
-            for pair, value in zip(matched.pairs, found, strict=True)
-        ]
-    )
+    if target is None:
+        wanted: list[tuple[int, tree.Leaf | None]] = [(k, None) for k in range(len(record.leaves))]
+    else:
+        matched = tree.match(
+            target, record.skeleton, partial=bool(getattr(given, "partial_restore", False))
+        )
+        wanted = [(pair.saved, pair.target) for pair in matched.pairs]
+    names = record.names
+    for k, leaf in wanted:
+        values.check_fits(names[k], record.leaves[k], leaf, arguments.get(k))
+    found = opened.leaves([k for k, _ in wanted], limit if target is None else None)
+    made = [
+        values.restored(
+            names[k],
+            value,
+            record.leaves[k],
+            leaf,
+            arguments.get(k),
+            saved_sharding(k),
+            fallback,
+        )
+        for (k, leaf), value in zip(wanted, found, strict=True)
+    ]
+    return tree.build(record.skeleton, made) if target is None else matched.rebuild(made)
 
 
 def _arguments_by_number(args: Any, record: Record) -> dict[int, Any]:
@@ -328,15 +321,6 @@ def _key_text(key: Any) -> str:
         if hasattr(key, field):
             return str(getattr(key, field))
     return str(key)
-
-
-def _check_shape(saved: Any, target: tree.Leaf) -> None:
-    if saved.spec is None or target.spec is None:
-        return
-    wanted = target.spec.shape
-    if saved.kind == "key" and target.spec.impl is None:
-        wanted = wanted[:-1]  # the target is raw key data
-    tree.check_shape(target.name, saved.spec.shape, wanted)
 
 
 def _is_tree_metadata(target: Any) -> bool:
@@ -393,7 +377,11 @@ def _tree_metadata(record: Record, directory: epath.Path) -> Any:
             sharding = values.sharding_from_text(record.shardings[leaf.sharding])
         descriptions.append(
             ocp.metadata.ArrayMetadata(
-                name, directory, leaf.spec.shape, sharding, np.dtype(leaf.spec.dtype)
+                name,
+                directory,
+                values.stored_shape(leaf.spec),
+                sharding,
+                np.dtype(leaf.spec.dtype),
             )
         )
     return orbax_tree.build_default_tree_metadata(

@@ -37,7 +37,8 @@ def find(directory: epath.Path, step: int | None = None) -> Place:
 
     While saving, Orbax marks temporary names: if the parent's has the mark, the directory is
     an item within a step; if only its own has, it is a step. Without marks the step's
-    metadata file tells, and as a last resort which of the two names ends in a number.
+    metadata file tells, and as a last resort the names: what lies in a directory whose name
+    ends in a number is an item (``5/layer2``), unless it is a bare number itself (``run5/2``).
 
     Args:
       directory: what the handler was given.
@@ -52,7 +53,7 @@ def find(directory: epath.Path, step: int | None = None) -> Place:
     elif (directory.parent / _STEP_METADATA).exists():
         within = True
     else:
-        within = _number(above) is not None and _number(own) is None
+        within = _number(above) is not None and not own.isdigit()
     step_name = above if within else own
     outside = directory.parent.parent if within else directory.parent
     found = _number(step_name) if step is None else step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -10,13 +11,58 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from lcjax import tree
-from lcjax.errors import TreeMismatchError
+from lcjax.errors import TreeMismatchError, UnsupportedLeafError
 from lcjax.record import LeafRecord
 
 _CASTS: dict[str, Any] = {"int": int, "float": float, "bool": bool, "complex": complex}
+_TEXTS = ("str", "bytes")
+
+
+def check_fits(
+    name: str, saved: LeafRecord, target: tree.Leaf | None, arg: ocp.RestoreArgs | None
+) -> None:
+    """Refuses a leaf that cannot become what the caller wants, before anything is read.
+
+    Raises:
+      TreeMismatchError: another shape, another kind of PRNG key, or text against numbers.
+    """
+    shape = () if saved.spec is None else stored_shape(saved.spec)
+    given = getattr(arg, "global_shape", None)
+    if given is not None:
+        seen = () if saved.spec is None else saved.spec.shape
+        tree.check_shape(name, shape if len(given) == len(shape) else seen, given)
+    scalar = _scalar_wanted(target, arg)
+    if scalar is not None and shape != ():
+        raise TreeMismatchError(
+            f"leaf {name!r} was saved with shape {shape}, but the target is a Python {scalar}"
+        )
+    if target is None:
+        return
+    if (saved.kind in _TEXTS or target.kind in _TEXTS) and saved.kind != target.kind:
+        raise TreeMismatchError(
+            f"leaf {name!r} was saved as {_called(saved.kind)}, but the target is "
+            f"{_called(target.kind)}"
+        )
+    if target.spec is None:
+        return
+    wanted = target.spec
+    if saved.spec is not None and saved.spec.impl is not None and wanted.impl is not None:
+        if saved.spec.impl != wanted.impl:
+            raise TreeMismatchError(
+                f"leaf {name!r} was saved as a PRNG key of {saved.spec.impl}, but the target's is "
+                f"{wanted.impl or 'unknown'}"
+            )
+        tree.check_shape(name, saved.spec.shape, wanted.shape)
+    else:
+        tree.check_shape(name, shape, stored_shape(wanted))
+        if wanted.impl is not None and (saved.spec is None or saved.spec.dtype != "uint32"):
+            raise TreeMismatchError(
+                f"leaf {name!r} was saved as {_called(saved.kind)}, but the target is a PRNG key"
+            )
 
 
 def restored(
+    name: str,
     value: Any,
     saved: LeafRecord,
     target: tree.Leaf | None,
@@ -24,69 +70,93 @@ def restored(
     saved_sharding: Any,
     fallback: Any,
 ) -> Any:
-    """Makes the leaf to return.
+    """Makes the leaf to return, of a pair that ``check_fits`` has let through.
 
     Args:
+      name: the leaf's name.
       value: as ``record.read_leaves`` gives it.
       saved: the saved leaf's record.
       target: the target's leaf, or None.
       arg: its ``RestoreArgs``, or None; they win over the target.
       saved_sharding: the sharding at save, if it exists here, or None.
       fallback: the sharding to use where there is none.
+
+    Raises:
+      TreeMismatchError: the value cannot be a Python scalar of the target's type.
     """
-    name = "" if target is None else target.name
-    if saved.kind == "key":
-        return _key(value, saved, target, arg, saved_sharding, fallback)
-    if target is not None and target.kind in _CASTS and arg is None:
-        if np.shape(value) != ():
-            raise TreeMismatchError(
-                f"leaf {name!r} was saved with shape {np.shape(value)}, but the target is a "
-                f"Python {target.kind}"
-            )
-        return _CASTS[target.kind](np.asarray(value).item() if saved.spec else value)
+    sharding = _sharding(target, arg)
+    if sharding is None:
+        sharding = saved_sharding if saved_sharding is not None else fallback
+    impl = None if saved.spec is None else saved.spec.impl
+    described = target is not None and isinstance(target.value, ocp.metadata.ArrayMetadata)
+    if target is not None and target.spec is not None and not described:
+        impl = target.spec.impl  # raw key data and typed keys become each other
+    if impl is not None:
+        key = jax.random.wrap_key_data(jnp.asarray(value), impl=impl)
+        return key if sharding is None else jax.device_put(key, sharding)
     if isinstance(value, (str, bytes)):
         return value
+    scalar = _scalar_wanted(target, arg)
+    if scalar is not None:
+        number = np.asarray(value).item() if saved.spec else value
+        try:
+            return _CASTS[scalar](number)
+        except (TypeError, ValueError, OverflowError) as e:
+            raise TreeMismatchError(
+                f"leaf {name!r} was saved as {number!r}, but the target is a Python {scalar}"
+            ) from e
     dtype = getattr(arg, "dtype", None)
     if dtype is None and target is not None and target.spec is not None:
         dtype = np.dtype(target.spec.dtype)
-    if saved.spec is None and target is None and dtype is None:
+    for_jax = isinstance(arg, ocp.ArrayRestoreArgs)
+    if saved.spec is None and target is None and dtype is None and not for_jax:
         return value
     array = np.asarray(value)
     if dtype is not None and array.dtype != np.dtype(dtype):
         array = array.astype(np.dtype(dtype))
-    wants_numpy = (
-        target.kind == "numpy" if target is not None else saved.kind != "jax"
-    ) and not isinstance(arg, ocp.ArrayRestoreArgs)
+    like = saved.kind if target is None else target.kind
+    wants_numpy = like == "numpy" and not for_jax
     if getattr(arg, "restore_type", None) is np.ndarray or (
         wants_numpy and getattr(arg, "restore_type", None) is None
     ):
         return array
-    sharding = _sharding(target, arg)
-    if sharding is None:
-        sharding = saved_sharding if saved_sharding is not None else fallback
     if target is None and arg is None and _loses_bits(array.dtype):
         return array  # exact as numpy; jax without 64 bits would round it
     return jax.device_put(array, sharding)
 
 
-def _key(
-    value: Any,
-    saved: LeafRecord,
-    target: tree.Leaf | None,
-    arg: ocp.RestoreArgs | None,
-    saved_sharding: Any,
-    fallback: Any,
-) -> Any:
-    if target is not None and target.spec is not None and target.spec.impl is None:
-        # The target wants raw key data, as ``jax.random.key_data`` gives them.
-        plain = LeafRecord("jax", saved.codec, saved.spec)
-        return restored(value, plain, target, arg, saved_sharding, fallback)
-    assert saved.spec is not None
-    key = jax.random.wrap_key_data(jnp.asarray(value), impl=saved.spec.impl)
-    sharding = _sharding(target, arg)
-    if sharding is None:
-        sharding = saved_sharding if saved_sharding is not None else fallback
-    return key if sharding is None else jax.device_put(key, sharding)
+def _scalar_wanted(target: tree.Leaf | None, arg: ocp.RestoreArgs | None) -> str | None:
+    """The Python type that the leaf shall have, None where it is to be an array."""
+    restore_type = getattr(arg, "restore_type", None)
+    if isinstance(restore_type, type) and restore_type.__name__ in _CASTS:
+        return restore_type.__name__
+    if target is None or target.kind not in _CASTS or getattr(arg, "dtype", None) is not None:
+        return None
+    return None if isinstance(arg, ocp.ArrayRestoreArgs) else target.kind
+
+
+def stored_shape(spec: tree.ArraySpec) -> tuple[int, ...]:
+    """Shape of what is stored: of PRNG keys, their raw data, as Orbax's metadata give it."""
+    return spec.shape if spec.impl is None else spec.shape + _words(spec.impl)
+
+
+@functools.lru_cache(maxsize=16)
+def _words(impl: str) -> tuple[int, ...]:
+    if not impl:  # an abstract key of a PRNG without a name
+        return ()
+    try:
+        key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl)))
+    except ValueError as e:
+        raise UnsupportedLeafError(
+            f"PRNG keys of {impl!r} were saved, which this jax does not have"
+        ) from e
+    return tuple(key.shape)
+
+
+def _called(kind: str) -> str:
+    return {"key": "a PRNG key", "abstract": "an array"}.get(
+        kind, f"a Python {kind}" if kind in (*_CASTS, *_TEXTS) else "an array"
+    )
 
 
 def _sharding(target: tree.Leaf | None, arg: ocp.RestoreArgs | None) -> Any:
