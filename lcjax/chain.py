@@ -38,6 +38,9 @@ from lcjax.errors import CorruptDataError, LcjaxError, MissingFileError
 MANIFEST_FILE = "manifest.lcjax"
 NOTE_FILE = "LCJAX.txt"
 POOL_DIRECTORY = "lcjax_segments"
+# In commit-file mode Orbax's clean-up deletes every directory without this file.
+COMMIT_MARKER = "commit_success.txt"
+_MARKER_TEXT = b"Segments of the steps beside this directory; see lcjax/FORMAT.md.\n"
 SUFFIX = ".lcx"
 LAYOUTS = ("auto", "linked", "pooled")
 Layout = Literal["auto", "linked", "pooled"]
@@ -75,16 +78,18 @@ class SegmentRef(NamedTuple):
       size: bytes.
       kind: ``"chain"`` or ``"own"``.
       pooled: whether it lies in the pool rather than in the item's directory.
+      process: number of the process that wrote it; each has a chain of its own.
     """
 
     name: str
     size: int
     kind: str
     pooled: bool
+    process: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The manifest's entry."""
-        return {"name": self.name, "size": self.size, "kind": self.kind, "pooled": self.pooled}
+        return self._asdict()
 
 
 def refs_from_json(raw: Any, where: str) -> tuple[SegmentRef, ...]:
@@ -104,9 +109,10 @@ def refs_from_json(raw: Any, where: str) -> tuple[SegmentRef, ...]:
             and entry["size"] >= 0
             and entry.get("kind") in ("chain", "own")
             and type(entry.get("pooled")) is bool
+            and type(entry.get("process")) is int
         ):
             raise CorruptDataError(f"{where}: its list of segments is damaged")
-        refs.append(SegmentRef(entry["name"], entry["size"], entry["kind"], entry["pooled"]))
+        refs.append(SegmentRef(*(entry[field] for field in SegmentRef._fields)))
     return tuple(refs)
 
 
@@ -200,6 +206,9 @@ def add_segment(
         assert root is not None
         pool = root / POOL_DIRECTORY
         pool.mkdir(parents=True, exist_ok=True)
+        if not (pool / COMMIT_MARKER).exists():
+            storage.write_atomic(pool / COMMIT_MARKER, [_MARKER_TEXT])
+            storage.sync_directory(root)
         path = pool / (ref.name + SUFFIX)
         # Written even where it exists: that renews its age before the collector looks.
         storage.write_atomic(path, container.parts)
@@ -247,8 +256,8 @@ def collect(root: epath.Path, in_use: set[str], grace_seconds: float) -> list[st
     pool = root / POOL_DIRECTORY
     try:
         candidates = [p for p in pool.iterdir() if p.name.endswith((SUFFIX, ".tmp"))]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    except OSError:
+        return []  # as a rule there is no pool
     now = time.time()
     old = [p for p in candidates if _age(p, now) > grace_seconds]
     if not old:
@@ -264,16 +273,22 @@ def collect(root: epath.Path, in_use: set[str], grace_seconds: float) -> list[st
         return []
     gone = []
     for path in old:
-        if path.name.removesuffix(SUFFIX) not in named:
+        name = path.name.removesuffix(SUFFIX)
+        if name in named:
+            continue
+        try:
             path.unlink(missing_ok=True)
-            gone.append(path.name.removesuffix(SUFFIX))
+        except OSError as e:  # the save is good all the same
+            logging.warning("lcjax: cannot delete %s: %s", path, e)
+        else:
+            gone.append(name)
     return gone
 
 
 def _age(path: epath.Path, now: float) -> float:
     try:
         return now - float(path.stat().mtime)
-    except (FileNotFoundError, TypeError):
+    except (OSError, TypeError):
         return 0.0
 
 

@@ -169,7 +169,7 @@ def decode(message: Any, ref: Ref | None = None, *, max_bytes: int | None = None
     values = read_leaves(
         record,
         range(len(record.leaves)),
-        chain,
+        [chain],
         own,
         base=_lookup(ref, chain) if base is not None else None,
         max_bytes=limit,

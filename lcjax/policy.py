@@ -9,6 +9,7 @@ Codecs, as this module names them:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -99,7 +100,7 @@ def codec_for(preset: Preset, dtype: np.dtype, shape: tuple[int, ...], role: str
       shape: the leaf's stored shape.
       role: as found by ``lcjax.tree``: ``param``, ``mu``, ``nu``, ...
     """
-    size = int(np.prod(shape, dtype=np.int64))
+    size = math.prod(shape)
     if preset.name == "paper":
         # The paper speaks of model parameters; what else training needs stays exact.
         is_param = role == "param" and dtype.name in lc.SUPPORTED_DTYPES

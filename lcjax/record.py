@@ -19,6 +19,7 @@ It is the ``meta`` of a step's manifest and of a message. Fields::
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -214,7 +215,7 @@ def fidelity_to_json(lost: lc.Fidelity | None) -> dict[str, Any] | None:
 def read_leaves(
     record: Record,
     wanted: Sequence[int],
-    chain: Sequence[segment.Segment],
+    chains: Sequence[Sequence[segment.Segment]],
     own: Sequence[segment.Segment],
     *,
     base: Callable[[str], np.ndarray] | None = None,
@@ -226,7 +227,7 @@ def read_leaves(
     Args:
       record: the tree's record.
       wanted: numbers of the leaves.
-      chain: opened chain segments, oldest first.
+      chains: opened chain segments, one chain per writing process, each oldest first.
       own: opened segments of leaves that stand alone.
       base: gives leaves before the chain's first segment, see ``segment.decode_leaf``.
       max_bytes: limit on the arrays' bytes together, None where the caller has compared the
@@ -236,7 +237,7 @@ def read_leaves(
     Raises:
       CorruptDataError: damaged data, or more bytes than the limit.
     """
-    sources: list[tuple[Sequence[segment.Segment], str] | None] = []
+    sources: list[list[Sequence[segment.Segment]] | None] = []
     total = 0
     names = record.names
     for k in wanted:
@@ -244,21 +245,21 @@ def read_leaves(
         if leaf.spec is None:
             sources.append(None)
             continue
-        found = _source(leaf, names[k], chain, own, where)
+        found = _sources(leaf, names[k], chains, own, where)
         sources.append(found)
         entry = found[0][-1].leaves[names[k]]
-        total += int(np.prod(entry.shape, dtype=np.int64)) * entry.dtype.itemsize
+        total += math.prod(entry.shape) * entry.dtype.itemsize
         if max_bytes is not None and total > max_bytes:
             raise CorruptDataError(
                 f"{where}: unpacks to more than {max_bytes} bytes. If that is right, give a "
                 f"target with the expected shapes or set {MEMORY_LIMIT_VARIABLE}"
             )
 
-    def read(job: tuple[int, tuple[Sequence[segment.Segment], str] | None]) -> Any:
-        k, source = job
-        if source is None:
+    def read(job: tuple[int, list[Sequence[segment.Segment]] | None]) -> Any:
+        k, holders = job
+        if holders is None:
             return record.leaves[k].value
-        return segment.decode_leaf(source[0], source[1], base)
+        return segment.decode_leaf(holders, names[k], base)
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         return list(pool.map(read, zip(wanted, sources, strict=True)))
@@ -275,30 +276,30 @@ def memory_limit() -> int:
         return 1 << 36
 
 
-def _source(
+def _sources(
     leaf: LeafRecord,
     name: str,
-    chain: Sequence[segment.Segment],
+    chains: Sequence[Sequence[segment.Segment]],
     own: Sequence[segment.Segment],
     where: str,
-) -> tuple[Sequence[segment.Segment], str]:
+) -> list[Sequence[segment.Segment]]:
     """The segments that hold a leaf, checked against what the record says of it."""
-    candidates: Sequence[Sequence[segment.Segment]]
-    candidates = [[s] for s in own] if leaf.codec == "alone" else [chain]
-    for segments in candidates:
-        if segments and name in segments[-1].leaves:
-            entry = segments[-1].leaves[name]
-            assert leaf.spec is not None
-            shape = entry.shape
-            if leaf.kind == "key":  # key data have the key's own words as a last dimension
-                shape = shape[: len(leaf.spec.shape)]
-                if len(entry.shape) != len(shape) + 1 or not 0 < entry.shape[-1] <= 16:
-                    shape = (-1,)
-            if shape != leaf.spec.shape or entry.dtype.name != leaf.spec.dtype:
-                raise CorruptDataError(
-                    f"{segments[-1].reader.where}: leaf {name!r} is {entry.dtype.name}"
-                    f"{list(entry.shape)} in the segment, but {leaf.spec.dtype}"
-                    f"{list(leaf.spec.shape)} in {where}"
-                )
-            return segments, name
-    raise CorruptDataError(f"{where}: no segment holds leaf {name!r}")
+    assert leaf.spec is not None
+    candidates = [[s] for s in own] if leaf.codec == "alone" else chains
+    found = [segments for segments in candidates if segments and name in segments[-1].leaves]
+    if not found:
+        raise CorruptDataError(f"{where}: no segment holds leaf {name!r}")
+    for segments in found:
+        entry = segments[-1].leaves[name]
+        shape = entry.shape
+        if leaf.kind == "key":  # key data have the key's own words as a last dimension
+            shape = shape[: len(leaf.spec.shape)]
+            if len(entry.shape) != len(shape) + 1 or not 0 < entry.shape[-1] <= 16:
+                shape = (-1,)
+        if shape != leaf.spec.shape or entry.dtype.name != leaf.spec.dtype:
+            raise CorruptDataError(
+                f"{segments[-1].reader.where}: leaf {name!r} is {entry.dtype.name}"
+                f"{list(entry.shape)} in the segment, but {leaf.spec.dtype}"
+                f"{list(leaf.spec.shape)} in {where}"
+            )
+    return found

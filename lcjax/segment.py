@@ -10,13 +10,15 @@ A segment's description (``meta`` of the container) has::
 
 Chunks are numbered in the order of this list. A chunk's fields: ``codec`` is ``lc`` or
 ``exact:MODE``; ``hash`` is the value hash of the elements it leads to; ``lo`` and ``hi``
-bound its index range and are left out for a whole leaf; ``table`` and ``exceptions``
+bound its index range and are left out for a whole leaf; a leaf may be spread over the
+segments of several processes, which together cover it exactly; ``table`` and ``exceptions``
 belong to ``lc``. ``lc`` and ``exact:diff`` start from the same index range of the segment
 before; the others stand by themselves.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -167,37 +169,50 @@ def check_chain(chain: Sequence[Segment]) -> None:
 
 
 def decode_leaf(
-    chain: Sequence[Segment],
+    chains: Sequence[Sequence[Segment]],
     name: str,
     base: Callable[[str], np.ndarray] | None = None,
-    verify: bool = True,
 ) -> np.ndarray:
-    """Rebuilds a leaf from a chain of segments.
+    """Rebuilds a leaf from the chains that hold parts of it.
 
     Args:
-      chain: oldest first; the leaf is taken as the last one leaves it.
+      chains: one per writing process, each oldest first; the leaf is taken as the last
+        segment of each leaves it, and together they cover it exactly.
       name: the leaf's name.
-      base: where the chain's first segment is a delta, gives the leaf's flat values before
-        it.
-      verify: whether to check the values against their recorded hash.
+      base: where a chain's first segment is a delta, gives the leaf's flat values before it.
 
     Returns:
       The leaf, in its stored dtype and shape; always a fresh array.
 
     Raises:
-      CorruptDataError: damaged data, or values that do not match their hash.
+      CorruptDataError: damaged data, parts that do not cover the leaf, or values that do not
+        match their recorded hash.
     """
-    last = chain[-1].leaves[name]
-    out = np.empty(last.shape, last.dtype)
-    for box, chunk in last.chunks.items():
+    first = chains[0][-1].leaves[name]
+    parts: list[tuple[Box, Sequence[Segment]]] = []
+    for chain in chains:
+        leaf = chain[-1].leaves[name]
+        if (leaf.dtype, leaf.shape) != (first.dtype, first.shape):
+            raise CorruptDataError(
+                f"{chain[-1].reader.where}: leaf {name!r} is {leaf.dtype.name}{list(leaf.shape)}, "
+                f"but {first.dtype.name}{list(first.shape)} in {chains[0][-1].reader.where}"
+            )
+        parts += [(box, chain) for box in leaf.chunks]
+    if not boxes.tile_exactly(first.shape, [box for box, _ in parts]):
+        raise CorruptDataError(
+            f"{chains[0][-1].reader.where}: the chunks of leaf {name!r} do not cover its shape "
+            f"{first.shape} exactly"
+        )
+    out = np.empty(first.shape, first.dtype)
+    for box, chain in parts:
         values = _decode_box(chain, name, box, base)
-        if verify:
-            found = boxes.box_hash(values, box, last.shape)
-            if found != chunk.hash:
-                raise CorruptDataError(
-                    f"{chain[-1].reader.where}: leaf {name!r} has value hash {found}, expected "
-                    f"{chunk.hash}: {_blame(chain, name, box, base)}"
-                )
+        found = boxes.box_hash(values, box, first.shape)
+        expected = chain[-1].leaves[name].chunks[box].hash
+        if found != expected:
+            raise CorruptDataError(
+                f"{chain[-1].reader.where}: leaf {name!r} has value hash {found}, expected "
+                f"{expected}: {_blame(chain, name, box, base)}"
+            )
         out[boxes.slices(box)] = values.reshape(boxes.box_shape(box))
     return out
 
@@ -234,7 +249,7 @@ def _decode_chunk(segment: Segment, name: str, box: Box, values: np.ndarray | No
     leaf = segment.leaves[name]
     chunk = _chunk(segment, name, box)
     payload = segment.reader.chunk(chunk.number)
-    count = int(np.prod(boxes.box_shape(box), dtype=np.int64))
+    count = math.prod(boxes.box_shape(box))
     try:
         if chunk.codec == "lc":
             assert values is not None
@@ -324,10 +339,6 @@ def _parse_leaf(raw: Any, number: int, tables: int, where: str) -> LeafEntry:
         if box in chunks:
             raise CorruptDataError(f"{where}: leaf {name!r} has the index range {box} twice")
         chunks[box] = Chunk(number + len(chunks), codec, entry["hash"], box, table, odd)
-    if not boxes.tile_exactly(shape, list(chunks)):
-        raise CorruptDataError(
-            f"{where}: the chunks of leaf {name!r} do not cover its shape {shape} exactly"
-        )
     return LeafEntry(name, dtype, shape, chunks)
 
 

@@ -63,6 +63,13 @@ class Saved:
     marker: epath.Path | None
     reference: states.Reference | None
 
+    def is_there(self) -> bool:
+        """Whether its step has not been deleted."""
+        try:
+            return (self.item / chain.MANIFEST_FILE).exists()
+        except OSError:
+            return False
+
     def is_usable(self) -> bool:
         """Whether it was committed, and is still there, as it was written."""
         try:
@@ -80,7 +87,8 @@ class Memory:
     """What a handler remembers of the saves and restores of this process, per chain.
 
     The reference of the last committed save stays in memory; of older saves and of restored
-    steps only their place is kept, and their state is read from disk if it is needed.
+    steps only their place is kept, as long as they exist, and their state is read from disk
+    if it is needed.
     A save that was not committed is forgotten when the next one begins.
     """
 
@@ -142,7 +150,7 @@ class Memory:
     def _remember(self, key: Key, saved: Saved) -> None:
         known = [s for s in self._known.get(key, []) if s.item != saved.item]
         known.append(replace(saved, reference=None))
-        self._known[key] = known[-_REMEMBERED:]
+        self._known[key] = [s for s in known if s.is_there()][-_REMEMBERED:]
 
 
 class Request(NamedTuple):
@@ -257,26 +265,32 @@ class Opened:
         """Its chain segments, oldest first."""
         return tuple(ref for ref in self.refs if ref.kind == "chain")
 
-    def segments(self) -> tuple[list[segment.Segment], list[segment.Segment]]:
-        """Opens all segments: those of the chain, checked to follow each other, and the others.
+    def segments(self) -> tuple[list[list[segment.Segment]], list[segment.Segment]]:
+        """Opens all segments: each writing process's chain, checked to be one, and the others.
 
         Raises:
           MissingFileError: a file is not there.
           CorruptDataError: a file is damaged.
-          BaseMismatchError: the chain is not one.
+          BaseMismatchError: a chain is not one.
         """
-        own_refs = [ref for ref in self.refs if ref.kind == "own"]
-        files, parsed = chain.open_segments(self.item, [*self.chain_refs, *own_refs])
+        files, parsed = chain.open_segments(self.item, self.refs)
         self._files += files
-        count = len(self.chain_refs)
-        segment.check_chain(parsed[:count])
-        return parsed[:count], parsed[count:]
+        chains: dict[int, list[segment.Segment]] = {}
+        own = []
+        for ref, opened in zip(self.refs, parsed, strict=True):
+            if ref.kind == "chain":
+                chains.setdefault(ref.process, []).append(opened)
+            else:
+                own.append(opened)
+        for one in chains.values():
+            segment.check_chain(one)
+        return list(chains.values()), own
 
     def leaves(self, wanted: Sequence[int], max_bytes: int | None) -> list[Any]:
         """Values of leaves, see ``record.read_leaves``."""
-        chained, own = self.segments()
+        chains, own = self.segments()
         return read_leaves(
-            self.record, wanted, chained, own, max_bytes=max_bytes, where=str(self.item)
+            self.record, wanted, chains, own, max_bytes=max_bytes, where=str(self.item)
         )
 
     def as_saved(self, marker: epath.Path | None = None) -> Saved:
@@ -300,16 +314,16 @@ def _load_reference(base: Saved) -> states.Reference | None:
     """The state of a base that is not in memory; None where it cannot be read."""
     try:
         with Opened(base.item) as opened:
-            chained, _ = opened.segments()
-            if not chained:
-                return None
+            chains, _ = opened.segments()
+            if len(chains) != 1:
+                return None  # nothing chained, or the shards of several processes
             flats, specs = [], {}
-            names = list(chained[-1].leaves)
-            values = [segment.decode_leaf(chained, name) for name in names]
-            for name, value in zip(names, values, strict=True):
+            last = chains[0][-1]
+            for name in last.leaves:
+                value = segment.decode_leaf(chains, name)
                 specs[name] = (value.dtype, value.shape)
                 flats.append(states.Flat((name,), value.reshape(-1), {name: (0, value.size)}))
-            return states.Reference.of(chained[-1].state, specs, flats)
+            return states.Reference.of(last.state, specs, flats)
     except (OSError, LcjaxError) as e:
         logging.warning(
             "lcjax: step %s cannot serve as a base, writing a key frame: %s", base.step, e

@@ -6,6 +6,7 @@ so what one save drops the next one picks up, and errors never accumulate.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -357,7 +358,7 @@ def _boxes(item: Item) -> list[Box]:
 
 def _span(item: Item, box: Box) -> slice:
     start = boxes.flat_start(box, item.shape)
-    return slice(start, start + int(np.prod(boxes.box_shape(box), dtype=np.int64)))
+    return slice(start, start + math.prod(boxes.box_shape(box)))
 
 
 def _has(reference: Reference | None, item: Item) -> bool:
@@ -381,7 +382,7 @@ def _by_dtype(items: list[Item]) -> list[tuple[np.dtype, list[Item]]]:
 def _flat_of(items: list[Item], array: Any) -> Flat:
     offsets, at = {}, 0
     for item in items:
-        size = int(np.prod(item.shape, dtype=np.int64))
+        size = math.prod(item.shape)
         offsets[item.name] = (at, at + size)
         at += size
     return Flat(tuple(i.name for i in items), array, offsets)

@@ -58,8 +58,8 @@ def opened(writer, meta):
 def test_a_chain_by_hand():
     chain = [opened(*key_segment()), opened(*delta_segment())]
     segment.check_chain(chain)
-    assert segment.decode_leaf(chain, "w").tolist() == [0, 1.5, 2, 2.75, 4, 5]
-    assert segment.decode_leaf(chain[:1], "w").tolist() == [0, 1, 2, 3, 4, 5]
+    assert segment.decode_leaf([chain], "w").tolist() == [0, 1.5, 2, 2.75, 4, 5]
+    assert segment.decode_leaf([chain[:1]], "w").tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_exceptions_are_stored_exactly():
@@ -67,20 +67,20 @@ def test_exceptions_are_stored_exactly():
     digest = hashing.value_hash(values)
     delta = delta_segment([0] * 6, [2, 5], [np.inf, np.nan], digest)
     chain = [opened(*key_segment()), opened(*delta)]
-    assert segment.decode_leaf(chain, "w").tobytes() == values.tobytes()
+    assert segment.decode_leaf([chain], "w").tobytes() == values.tobytes()
 
 
 def test_a_wrong_chain_is_refused():
     with pytest.raises(BaseMismatchError, match="start from state s0.*leads to none"):
         segment.check_chain([opened(*delta_segment())])
     with pytest.raises(CorruptDataError, match="'w' is a delta.*no key frame"):
-        segment.decode_leaf([opened(*delta_segment())], "w")
+        segment.decode_leaf([[opened(*delta_segment())]], "w")
 
 
 def test_values_that_miss_their_hash_name_the_segment_where_they_went_wrong():
     bad = opened(*delta_segment(digest="0" * 16))
     with pytest.raises(CorruptDataError, match="leaf 'w' has value hash .* expected 0{16}.*file"):
-        segment.decode_leaf([opened(*key_segment()), bad], "w")
+        segment.decode_leaf([[opened(*key_segment()), bad]], "w")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_damaged_lc_chunks(arguments, message):
     if "where" in arguments:
         meta["leaves"][0]["chunks"][0]["exceptions"] = len(list(arguments["where"]))
     with pytest.raises(CorruptDataError, match=message):
-        segment.decode_leaf([opened(*key_segment()), opened(writer, meta)], "w")
+        segment.decode_leaf([[opened(*key_segment()), opened(writer, meta)]], "w")
 
 
 def edited(path, value, build=delta_segment):
@@ -150,7 +150,6 @@ CHUNK = ("leaves", 0, "chunks", 0)
         ((*LEAF, "shape"), "6"),
         ((*LEAF, "shape"), [1 << 61, 1 << 61]),
         ((*LEAF, "shape"), [1] * 100),
-        ((*LEAF, "chunks"), []),
         ((*LEAF, "chunks"), None),
         (CHUNK, 1),
         ((*CHUNK, "codec"), "zip"),
@@ -164,6 +163,7 @@ CHUNK = ("leaves", 0, "chunks", 0)
         ((*CHUNK, "exceptions"), "1"),
         ((*CHUNK, "lo"), [1]),
         ((*CHUNK, "hi"), [6]),
+        ((*CHUNK, "lo"), "x"),
     ],
 )
 def test_damaged_descriptions_are_refused(path, value):
@@ -179,8 +179,31 @@ def test_chunks_must_cover_the_leaf_exactly():
         meta["leaves"][0]["chunks"] = chunks
         for _ in chunks[1:]:
             writer.add(b"")
-        with pytest.raises(CorruptDataError, match="file"):
-            opened(writer, meta)
+        with pytest.raises(CorruptDataError, match="file.*'w'"):
+            segment.decode_leaf([[opened(writer, meta)]], "w")
+
+
+def shard(values, low, high, size):
+    """A key frame of one process that holds part of a leaf."""
+    writer = container.Writer()
+    entry, payload = segment.encode_exact(values, None)
+    writer.add(payload)
+    entry |= {"lo": [low], "hi": [high], "hash": hashing.value_hash(values, low)}
+    leaf = {"name": "w", "dtype": "float32", "shape": [size], "chunks": [entry]}
+    meta = {"kind": "chain", "base": None, "state": "s", "tables": [], "leaves": [leaf]}
+    return [opened(writer, meta)]
+
+
+def test_a_leaf_may_be_spread_over_several_processes():
+    values = np.arange(10, dtype=np.float32)
+    chains = [shard(values[6:], 6, 10, 10), shard(values[:6], 0, 6, 10)]
+    assert segment.decode_leaf(chains, "w").tolist() == values.tolist()
+    with pytest.raises(CorruptDataError, match="'w' do not cover its shape"):
+        segment.decode_leaf(chains[:1], "w")
+    with pytest.raises(CorruptDataError, match="'w' do not cover its shape"):
+        segment.decode_leaf([*chains, shard(values[2:3], 2, 3, 10)], "w")
+    with pytest.raises(CorruptDataError, match=r"'w' is float32\[11\]"):
+        segment.decode_leaf([chains[0], shard(values[:6], 0, 6, 11)], "w")
 
 
 def test_more_or_fewer_chunks_than_described_are_refused():

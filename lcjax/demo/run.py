@@ -55,6 +55,8 @@ class Result:
         return {
             "params_ratio": self.lcjax.params_ratio,
             "state_ratio": self.lcjax.state_ratio,
+            "params_ratio_orbax": self.orbax.params_ratio,
+            "state_ratio_orbax": self.orbax.state_ratio,
             "loss_uninterrupted": whole.validation_loss,
             "loss_resumed": killed.validation_loss,
             "loss_orbax": plain.validation_loss,

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 
-from lcjax import capture, policy, session, tree
+from lcjax import capture, policy, session, tree, warm
 from lcjax.chain import MANIFEST_FILE, ChainOptions, collect
 from lcjax.errors import LcjaxError, MissingFileError
 from lcjax.orbax import place, values
@@ -49,6 +49,7 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):
         self._options = chain or ChainOptions()
         self._memory = session.Memory()
         self._told = False
+        warm.start()
 
     @classmethod
     def typestr(cls) -> str:
@@ -154,8 +155,6 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):
     def _write(self, directory: epath.Path, request: session.Request, key: session.Key) -> None:
         saved = session.write_item(directory, request)
         self._memory.wrote(key, saved)
-        if request.root is not None and any(ref.pooled for ref in saved.refs):
-            collect(request.root, self._memory.segments_in_use(), self._options.grace_seconds)
 
     # --- restoring ----------------------------------------------------------------------
 
@@ -204,7 +203,14 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):
             return _tree_metadata(opened.record, directory)
 
     def finalize(self, directory: epath.Path) -> None:
-        """Nothing is left to do: every file was complete when its save finished."""
+        """Deletes pooled segments that no step needs any more.
+
+        The files of this step are complete: Orbax calls this when all its items are written,
+        so every segment that it needs is named by a manifest now.
+        """
+        root = place.find(epath.Path(directory)).root
+        if root is not None and jax.process_index() == 0:
+            collect(root, self._memory.segments_in_use(), self._options.grace_seconds)
 
     def close(self) -> None:
         """Lets go of the states in memory; a later save reads its base from disk."""

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from etils import epath
 
+from lcjax.chain import COMMIT_MARKER
+
 _TEMPORARY = re.compile(r"\.orbax-checkpoint-tmp(-\d+)?$")
 _STEP = re.compile(r"(\d+)$")
 _STEP_METADATA = "_CHECKPOINT_METADATA"
-COMMIT_MARKER = "commit_success.txt"
 
 
 class Place(NamedTuple):

@@ -87,13 +87,11 @@ def restored(
     sharding = _sharding(target, arg)
     if sharding is None:
         sharding = saved_sharding if saved_sharding is not None else fallback
-    impl = None if saved.spec is None else saved.spec.impl
-    described = target is not None and isinstance(target.value, ocp.metadata.ArrayMetadata)
-    if target is not None and target.spec is not None and not described:
-        impl = target.spec.impl  # raw key data and typed keys become each other
+    impl = _key_wanted(saved, target)
     if impl is not None:
-        key = jax.random.wrap_key_data(jnp.asarray(value), impl=impl)
-        return key if sharding is None else jax.device_put(key, sharding)
+        # The sharding may be meant for the keys or for their data; the data take both.
+        data = jnp.asarray(value) if sharding is None else jax.device_put(value, sharding)
+        return jax.random.wrap_key_data(data, impl=impl)
     if isinstance(value, (str, bytes)):
         return value
     scalar = _scalar_wanted(target, arg)
@@ -123,6 +121,21 @@ def restored(
     if target is None and arg is None and _loses_bits(array.dtype):
         return array  # exact as numpy; jax without 64 bits would round it
     return jax.device_put(array, sharding)
+
+
+def _key_wanted(saved: LeafRecord, target: tree.Leaf | None) -> str | None:
+    """The PRNG of the typed keys that the leaf shall be, None where it is no key.
+
+    Keys come back as keys where an abstract target describes their data, as
+    ``ocp.utils.to_shape_dtype_struct`` and Orbax's metadata do; raw data that a target holds
+    come back raw.
+    """
+    impl = None if saved.spec is None else saved.spec.impl
+    if target is None or target.spec is None:
+        return impl
+    if target.spec.impl is None and target.kind != "abstract":
+        return None
+    return target.spec.impl or impl
 
 
 def _scalar_wanted(target: tree.Leaf | None, arg: ocp.RestoreArgs | None) -> str | None:
@@ -200,8 +213,9 @@ def sharding_texts(leaves: tuple[tree.Leaf, ...]) -> tuple[tuple[str, ...], tupl
     numbers: list[int | None] = []
     cache: dict[Any, str | None] = {}
     for leaf in leaves:
-        sharding = getattr(leaf.value, "sharding", None)
-        if leaf.kind not in ("jax", "key") or sharding is None:
+        is_jax = leaf.kind in ("jax", "key")
+        sharding = getattr(tree.array_of(leaf), "sharding", None) if is_jax else None
+        if sharding is None:
             numbers.append(None)
             continue
         if sharding not in cache:

@@ -1,0 +1,35 @@
+"""Loading the compiled kernels ahead of their first use.
+
+numba takes about a second to load, and on a machine's first run many seconds to compile.
+A handler starts this when it is made, so that the time passes while the model is being
+built rather than in the first save or restore.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+
+def load() -> None:
+    """Loads every kernel that saving and restoring float32 state uses."""
+    import numpy as np
+
+    from lcjax import hashing
+    from lcjax.codecs import exact, lc
+
+    values = np.arange(64, dtype=np.float32)
+    hashing.value_hash(values)
+    mode, payload = exact.encode(values, values[::-1].copy())
+    exact.decode(memoryview(payload), mode, values.dtype, values.size, values)
+    mode, payload = exact.encode(values)
+    exact.decode(memoryview(payload), mode, values.dtype, values.size)
+    lc.apply(values, np.zeros(values.size, np.uint8), np.zeros(1, np.float32))
+
+
+@functools.cache
+def start() -> threading.Thread:
+    """Runs ``load`` on a thread of its own, once per process."""
+    thread = threading.Thread(target=load, name="lcjax_warm")
+    thread.start()
+    return thread
