@@ -2,14 +2,14 @@
 
 import numpy as np
 
+from lcjax._hash_constants import LANE, MUL1, MUL2, START, WEYL
 from lcjax._numba import kernel
-from lcjax.hashing import _LANE, _MUL1, _MUL2, _START, _WEYL
 
-_WEYL32 = np.uint32(_WEYL)
-_START32 = np.uint32(_START)
-_LANE32 = np.uint32(_LANE)
-_M1 = np.uint32(_MUL1)
-_M2 = np.uint32(_MUL2)
+_WEYL32 = np.uint32(WEYL)
+_START32 = np.uint32(START)
+_LANE32 = np.uint32(LANE)
+_M1 = np.uint32(MUL1)
+_M2 = np.uint32(MUL2)
 _16 = np.uint32(16)
 _15 = np.uint32(15)
 

@@ -64,7 +64,7 @@ def tile_exactly(shape: tuple[int, ...], parts: list[Box]) -> bool:
         return False
     at = 0
     for box, size in zip(parts, sizes, strict=True):
-        if flat_start(box, shape) != at or _runs(box, shape)[0].size != 1:
+        if flat_start(box, shape) != at or not _is_one_run(box, shape):
             break
         at += size
     else:
@@ -78,6 +78,15 @@ def tile_exactly(shape: tuple[int, ...], parts: list[Box]) -> bool:
             return False
         area[...] = True
     return True
+
+
+def _is_one_run(box: Box, shape: tuple[int, ...]) -> bool:
+    """Whether the box's elements lie side by side in the row-major leaf."""
+    sizes = box_shape(box)
+    dim = len(shape)
+    while dim > 0 and sizes[dim - 1] == shape[dim - 1]:
+        dim -= 1
+    return math.prod(sizes[: max(dim - 1, 0)]) == 1
 
 
 def box_hash(values: np.ndarray, box: Box, shape: tuple[int, ...]) -> str:

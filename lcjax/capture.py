@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lcjax import policy, tree
+from lcjax._jax_context import neutral
 from lcjax.errors import UnsupportedLeafError
 from lcjax.record import LeafRecord
 from lcjax.state import Flat, Item, Snapshot, concatenate
@@ -45,6 +46,11 @@ def capture(
     Raises:
       UnsupportedLeafError: a leaf that cannot be stored.
     """
+    with neutral():
+        return _capture(flat, preset, shardings)
+
+
+def _capture(flat: tree.Flat, preset: policy.Preset, shardings: tuple[int | None, ...]) -> Capture:
     records: list[LeafRecord] = []
     items: list[Item] = []
     on_device: dict[str, list[tuple[str, Any]]] = {}

@@ -25,11 +25,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-_WEYL = 0x9E3779B1
-_START = 0x7F4A7C15
-_LANE = 0x6C62272E
-_MUL1 = 0x7FEB352D
-_MUL2 = 0x846CA68B
+from lcjax._hash_constants import LANE, MUL1, MUL2, START, WEYL
 
 
 def bytes_hash(data: Any) -> str:
@@ -104,8 +100,8 @@ def value_hash_device(flat: Any, starts: Any, sizes: Any, total: int) -> Any:
     import jax.numpy as jnp
 
     def mix(x: Any) -> Any:
-        x = (x ^ (x >> 16)) * jnp.uint32(_MUL1)
-        x = (x ^ (x >> 15)) * jnp.uint32(_MUL2)
+        x = (x ^ (x >> 16)) * jnp.uint32(MUL1)
+        x = (x ^ (x >> 15)) * jnp.uint32(MUL2)
         return x ^ (x >> 16)
 
     kind = jnp.dtype(f"uint{flat.dtype.itemsize * 8}")
@@ -115,8 +111,8 @@ def value_hash_device(flat: Any, starts: Any, sizes: Any, total: int) -> Any:
     index = jnp.arange(total, dtype=jnp.uint32) + jnp.repeat(
         shift, sizes, total_repeat_length=total
     )
-    t = mix(x ^ (index * jnp.uint32(_WEYL) + jnp.uint32(_START)))
-    lanes = jnp.stack([t, mix(t + jnp.uint32(_LANE))])
+    t = mix(x ^ (index * jnp.uint32(WEYL) + jnp.uint32(START)))
+    lanes = jnp.stack([t, mix(t + jnp.uint32(LANE))])
     # Prefix sums modulo 2^32 turn sums over pieces of any length into two look-ups each.
     prefix = jnp.concatenate(
         [jnp.zeros((2, 1), jnp.uint32), jnp.cumsum(lanes, axis=1, dtype=jnp.uint32)], axis=1

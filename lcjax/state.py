@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lcjax import boxes, hashing, segment
+from lcjax._jax_context import neutral
 from lcjax.boxes import Box
 from lcjax.codecs import lc
 from lcjax.container import Container, Writer
@@ -309,14 +310,15 @@ def _piece_hashes(pieces: list[tuple[Item, Box]], flat: Flat) -> list[Callable[[
         ]
     import jax
 
-    lanes = np.asarray(
-        jax.jit(hashing.value_hash_device, static_argnums=3)(
-            flat.array,
-            np.array([s.start for s in spans], np.uint32).astype(np.int32),
-            np.array([s.stop - s.start for s in spans], np.int32),
-            int(flat.array.shape[0]),
+    with neutral():
+        lanes = np.asarray(
+            jax.jit(hashing.value_hash_device, static_argnums=3)(
+                flat.array,
+                np.array([s.start for s in spans], np.uint32).astype(np.int32),
+                np.array([s.stop - s.start for s in spans], np.int32),
+                int(flat.array.shape[0]),
+            )
         )
-    )
     texts = [f"{int(high) << 32 | int(low):016x}" for low, high in lanes]
     return [lambda t=t: t for t in texts]  # type: ignore[misc]
 

@@ -269,3 +269,30 @@ def test_damaged_messages_never_pass(data):
         raw = raw[: data.draw(st.integers(0, len(raw) - 1))]
     with pytest.raises(lcjax.LcjaxError):
         lcjax.decode(raw, ref0)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        lambda: jax.enable_x64(True),
+        lambda: jax.numpy_dtype_promotion("strict"),
+        lambda: jax.debug_nans(True),
+        lambda: jax.transfer_guard("disallow_explicit"),
+        lambda: jax.default_matmul_precision("bfloat16"),
+    ],
+    ids=["x64", "strict", "debug_nans", "transfer_guard", "precision"],
+)
+def test_the_scripts_own_jax_settings_change_nothing(setting):
+    rng = np.random.default_rng(9)
+    state = train_state(rng)
+    odd = jnp.asarray([np.nan, np.inf, 1.0, -0.0], jnp.float32)
+    state = {**state, "params": {**state["params"], "odd": odd}}
+    later = trained(state, rng)
+    key, ref = lcjax.encode(state, preset="paper", bits=5)
+    delta, new = lcjax.encode(later, ref)
+    with setting():
+        key_again, ref_again = lcjax.encode(state, preset="paper", bits=5)
+        delta_again, _ = lcjax.encode(later, ref_again)
+        read = lcjax.decode(delta_again, lcjax.decode(key_again))
+    assert (key_again, delta_again) == (key, delta)
+    assert leaves_equal(read.as_tree(state), new.as_tree(state))

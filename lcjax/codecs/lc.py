@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lcjax._jax_context import neutral
 from lcjax.hashing import read_only
 
 TILE_ROWS = 256
@@ -105,7 +106,11 @@ def quantize(pairs: list[tuple[Any, Any]], bits: int) -> Result:
     """
     if not MIN_BITS <= bits <= MAX_BITS:
         raise ValueError(f"bits must be {MIN_BITS} to {MAX_BITS}, got {bits}")
-    promoted = 2**bits - 1
+    with neutral(on_host=all(isinstance(u, np.ndarray) for u, _ in pairs)):
+        return _quantize(pairs, 2**bits - 1)
+
+
+def _quantize(pairs: list[tuple[Any, Any]], promoted: int) -> Result:
     keys = _promoted_keys(pairs, promoted)
     extremes = np.stack([np.full(promoted, -np.inf, "f4"), np.full(promoted, np.inf, "f4")])
     coded: list[list[Any]] = []
