@@ -25,8 +25,12 @@ def check_fits(
 
     Raises:
       TreeMismatchError: another shape, another kind of PRNG key, or text against numbers.
+      UnsupportedLeafError: PRNG keys of a kind that this jax does not have.
     """
-    shape = () if saved.spec is None else stored_shape(saved.spec)
+    try:
+        shape = () if saved.spec is None else stored_shape(saved.spec)
+    except UnsupportedLeafError as e:
+        raise UnsupportedLeafError(f"leaf {name!r}: {e}") from e
     given = getattr(arg, "global_shape", None)
     if given is not None:
         seen = () if saved.spec is None else saved.spec.shape

@@ -185,7 +185,8 @@ class TestCollection:
         return chain.add_segment(root / "x", root, container(text), "chain", True)
 
     def names(self, root):
-        return sorted(p.name for p in (root / chain.POOL_DIRECTORY).iterdir())
+        found = {p.name for p in (root / chain.POOL_DIRECTORY).iterdir()}
+        return sorted(found - {chain.COMMIT_MARKER})
 
     def test_only_what_nobody_names_goes(self, root):
         kept, used, running, lost = (self.make(root, t) for t in "abcd")
@@ -224,6 +225,15 @@ class TestCollection:
         (pool / "README").write_bytes(b"mine")
         chain.collect(root, set(), 0)
         assert self.names(root) == ["README"]
+
+    def test_what_cannot_be_deleted_costs_no_save(self, root, monkeypatch):
+        self.make(root, "a")
+
+        def fail(*_, **__):
+            raise PermissionError(13, "no")
+
+        monkeypatch.setattr(type(root), "unlink", fail)
+        assert chain.collect(root, set(), 0) == []
 
     def test_without_a_pool_there_is_nothing_to_do(self, root):
         assert chain.collect(root, set(), 0) == []

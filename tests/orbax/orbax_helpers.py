@@ -178,8 +178,8 @@ class Recorder:
     def note(self, step, tree, preset=None):
         """Follows a save that is on disk now."""
         with opened(self.root, step, self.item) as o:
-            chained, _ = o.segments()
-            base = chained[-1].base if chained else None
+            chains, _ = o.segments()
+            base = chains[0][-1].base if chains else None
             assert o.record.key_frame == (base is None)
         before = None if base is None else self.refs[base]
         _, ref = lcjax.encode(tree, before, preset=preset or self.preset)
