@@ -14,6 +14,7 @@ import numpy as np
 
 from lcjax import policy, tree
 from lcjax._jax_context import neutral
+from lcjax.codecs import lc
 from lcjax.errors import UnsupportedLeafError
 from lcjax.record import LeafRecord
 from lcjax.state import Flat, Item, Snapshot, concatenate
@@ -64,7 +65,7 @@ def _capture(flat: tree.Flat, preset: policy.Preset, shardings: tuple[int | None
         codec = policy.codec_for(preset, dtype, array.shape, leaf.role)
         records.append(LeafRecord(leaf.kind, codec, leaf.spec, None, sharding))
         if codec == "lc" and not isinstance(array, np.ndarray) and not _on_cpu(array):
-            on_device.setdefault(dtype.name, []).append((leaf.name, array.reshape(-1)))
+            on_device.setdefault(dtype.name, []).append((leaf.name, lc.words(array.reshape(-1))))
             values = None
         else:
             values = _host_values(array, dtype)

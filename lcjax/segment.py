@@ -248,16 +248,18 @@ def _decode_chunk(segment: Segment, name: str, box: Box, values: np.ndarray | No
     """Applies one chunk; ``values`` may be changed in place."""
     leaf = segment.leaves[name]
     chunk = _chunk(segment, name, box)
-    payload = segment.reader.chunk(chunk.number)
     count = math.prod(boxes.box_shape(box))
     try:
+        payload = segment.reader.chunk(chunk.number)
         if chunk.codec == "lc":
             assert values is not None
             return _decode_lc(payload, chunk, segment.tables[chunk.table], values)
         mode = chunk.codec.removeprefix("exact:")
         return exact.decode(payload, mode, leaf.dtype, count, values)
     except CorruptDataError as e:
-        raise CorruptDataError(f"{segment.reader.where}: leaf {name!r}: {e}") from e
+        where = segment.reader.where
+        detail = str(e).removeprefix(f"{where}: ")
+        raise CorruptDataError(f"{where}: leaf {name!r}: {detail}") from e
 
 
 def _decode_lc(

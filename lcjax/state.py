@@ -42,7 +42,10 @@ class Item(NamedTuple):
 
 
 class Flat(NamedTuple):
-    """Several leaves of one dtype one after the other in one array, numpy or jax."""
+    """Several leaves of one dtype one after the other in one array.
+
+    A numpy array has the leaves' dtype, a jax array holds their bits (``lc.words``).
+    """
 
     names: tuple[str, ...]
     array: Any
@@ -94,9 +97,12 @@ class Snapshot:
         """A leaf's flat values on the host."""
         if item.array is not None:
             return item.array
-        flat = self.device[item.dtype.name]
-        start, stop = flat.offsets[item.name]
-        return np.asarray(flat.array[start:stop])
+        return _host_part(self.device[item.dtype.name], item.name, item.dtype)
+
+
+def _host_part(flat: Flat, name: str, dtype: np.dtype) -> np.ndarray:
+    start, stop = flat.offsets[name]
+    return np.asarray(flat.array[start:stop]).view(dtype)
 
 
 def _take(flat: Flat, names: Sequence[str], dtype: np.dtype) -> Any:
@@ -130,9 +136,7 @@ class Reference:
 
     def value(self, name: str) -> np.ndarray:
         """A leaf's flat values on the host; do not change them."""
-        flat = self.flats[self.where[name]]
-        start, stop = flat.offsets[name]
-        return np.asarray(flat.array[start:stop])
+        return _host_part(self.flats[self.where[name]], name, self.specs[name][0])
 
     def gather(self, names: Sequence[str], dtype: np.dtype, on_host: bool) -> Any:
         """The named leaves of one dtype, joined in that order."""
@@ -142,10 +146,10 @@ class Reference:
         else:
             array = concatenate(names, [self.value(n) for n in names], dtype).array
         if on_host:
-            return np.asarray(array)
+            return np.asarray(array).view(dtype)
         import jax.numpy as jnp
 
-        return jnp.asarray(array)
+        return jnp.asarray(lc.words(array))
 
 
 class Encoded(NamedTuple):

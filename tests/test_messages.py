@@ -296,3 +296,28 @@ def test_the_scripts_own_jax_settings_change_nothing(setting):
         read = lcjax.decode(delta_again, lcjax.decode(key_again))
     assert (key_again, delta_again) == (key, delta)
     assert leaves_equal(read.as_tree(state), new.as_tree(state))
+
+
+def test_arrays_on_an_accelerator_give_the_same_bytes(monkeypatch):
+    # Without an accelerator, CPU arrays take its way: copies and quantization on the device,
+    # where only codes, tables and hashes come to the host.
+    def run():
+        rng = np.random.default_rng(10)
+        state, messages, ref = train_state(rng), [], None
+        for k in range(5):
+            odd = np.array([0x7FC1, 0x7F81, 0x8000, 1, 0x3F80], np.uint16).view(jnp.bfloat16)
+            state["params"]["odd"] = jnp.asarray(odd)
+            if k == 3:
+                state["params"]["new"] = jnp.linspace(0, 1, 50)
+            message, ref = lcjax.encode(state, ref, preset="paper")
+            messages.append(message)
+            state = trained(state, rng)
+        return messages
+
+    on_host = run()
+    monkeypatch.setattr("lcjax.capture._on_cpu", lambda array: False)
+    assert run() == on_host
+    read = None
+    for message in on_host:
+        read = lcjax.decode(message, read)
+    assert read.tree["params"]["new"].shape == (50,)

@@ -96,8 +96,8 @@ def quantize(pairs: list[tuple[Any, Any]], bits: int) -> Result:
 
     Args:
       pairs: ``(u, c)`` of equal shape ``(elements,)`` and equal dtype, float32 or
-        bfloat16; both numpy or both jax arrays. Whole-model scope passes all groups at
-        once, per-leaf scope calls this once per leaf.
+        bfloat16 (or their bits, uint32 or uint16); both numpy or both jax arrays.
+        Whole-model scope passes all groups at once, per-leaf scope calls this once per leaf.
       bits: ``x`` of the paper, 1 to 8; at most ``2^x`` codes.
 
     Returns:
@@ -107,7 +107,32 @@ def quantize(pairs: list[tuple[Any, Any]], bits: int) -> Result:
     if not MIN_BITS <= bits <= MAX_BITS:
         raise ValueError(f"bits must be {MIN_BITS} to {MAX_BITS}, got {bits}")
     with neutral(on_host=all(isinstance(u, np.ndarray) for u, _ in pairs)):
-        return _quantize(pairs, 2**bits - 1)
+        result = _quantize([(words(u), words(c)) for u, c in pairs], 2**bits - 1)
+        groups = [
+            group._replace(reference=_as(group.reference, c.dtype), exact=_as(group.exact, c.dtype))
+            for group, (_, c) in zip(result.groups, pairs, strict=True)
+        ]
+        return result._replace(groups=groups)
+
+
+def words(array: Any) -> Any:
+    """The array's bits as uint16 or uint32, numpy or jax.
+
+    Everything below computes on these: a backend may treat bfloat16 through float32, which
+    rewrites the payloads of NaNs even where values are only copied or selected.
+    """
+    return _as(array, np.dtype(f"u{array.dtype.itemsize}"))
+
+
+def _as(array: Any, dtype: np.dtype) -> Any:
+    """Another dtype of the same width over the same bits."""
+    if array.dtype == dtype:
+        return array
+    if isinstance(array, np.ndarray):
+        return array.view(dtype)
+    import jax
+
+    return jax.lax.bitcast_convert_type(array, dtype)
 
 
 def _quantize(pairs: list[tuple[Any, Any]], promoted: int) -> Result:
@@ -250,12 +275,22 @@ def _apply_group(
 # JAX is imported when a function is first built, so that reading files does not need it.
 
 
+def _float32(bits: Any) -> Any:
+    """The values of float32 or bfloat16 bits, as float32."""
+    import jax
+    import jax.numpy as jnp
+
+    if bits.dtype.itemsize == 2:
+        bits = bits.astype(jnp.uint32) << 16
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
 def _delta(u: Any, c: Any) -> tuple[Any, Any, Any]:
     """``d`` in float32, its bucket key (0 where the element is not promotable), exponent."""
     import jax
     import jax.numpy as jnp
 
-    d = u.astype(jnp.float32) - c.astype(jnp.float32)
+    d = _float32(u) - _float32(c)
     bits = jax.lax.bitcast_convert_type(d, jnp.uint32)
     exponent = ((bits >> 23) & 0xFF).astype(jnp.int32)
     positive = 1 - (bits >> 31).astype(jnp.int32)
@@ -382,16 +417,23 @@ def _codes_body(u: Any, c: Any, keys: Any) -> Any:
     return codes, high.max(axis=1), low.min(axis=1), odd.sum()
 
 
-def _flush(x: Any) -> Any:
-    """Replaces subnormals by a zero of the same sign, by integer operations only."""
-    import jax
+def _flushed(bits: Any) -> Any:
+    """Bits with subnormals replaced by a zero of the same sign."""
     import jax.numpy as jnp
 
-    kind = jnp.dtype(f"uint{x.dtype.itemsize * 8}")
-    exponent, sign = (0x7F800000, 0x80000000) if x.dtype.itemsize == 4 else (0x7F80, 0x8000)
-    bits = jax.lax.bitcast_convert_type(x, kind)
-    small = (bits & kind.type(exponent)) == 0
-    return jax.lax.bitcast_convert_type(jnp.where(small, bits & kind.type(sign), bits), x.dtype)
+    exponent, sign = (0x7F800000, 0x80000000) if bits.dtype.itemsize == 4 else (0x7F80, 0x8000)
+    kind = bits.dtype.type
+    return jnp.where((bits & kind(exponent)) == 0, bits & kind(sign), bits)
+
+
+def _rounded(bits: Any, dtype: Any) -> Any:
+    """float32 bits rounded to bfloat16 bits, nearest, ties to even, if ``dtype`` is narrower."""
+    import jax.numpy as jnp
+
+    if dtype.itemsize == 4:
+        return bits
+    half = jnp.uint32(0x7FFF) + ((bits >> 16) & 1)
+    return ((bits + half) >> 16).astype(jnp.uint16)
 
 
 def _apply_body(u: Any, c: Any, codes: Any, table: Any) -> Any:
@@ -407,13 +449,13 @@ def _apply_body(u: Any, c: Any, codes: Any, table: Any) -> Any:
                 value = jnp.where(codes == j, table[j], value)
         else:
             value = table[codes.astype(jnp.int32)]
-        total = _flush(_flush(c).astype(jnp.float32) + value)
-        moved = jnp.where(codes == 0, c, _flush(total.astype(c.dtype)))
+        total = jax.lax.bitcast_convert_type(_float32(_flushed(c)) + value, jnp.uint32)
         odd = exponent == 255
+        moved = jnp.where(codes == 0, c, _flushed(_rounded(_flushed(total), c.dtype)))
         moved = jnp.where(odd, u, moved)
-        error = jnp.where(odd, 0, u.astype(jnp.float32) - moved.astype(jnp.float32))
+        error = jnp.where(odd, 0, _float32(u) - _float32(moved))
         d = jnp.where(odd, 0, d)
-        state = jnp.where(odd, 0, u.astype(jnp.float32))
+        state = jnp.where(odd, 0, _float32(u))
         sums = jnp.stack([(d * d).sum(), (error * error).sum(), (state * state).sum()])
         return jnp.maximum(top, jnp.abs(error).max()), (moved, sums)
 

@@ -92,13 +92,19 @@ def test_whole_model_scope_shares_one_table():
 
 
 def odd_values(rng, size, dtype):
-    """Values over all magnitudes with every special one among them."""
+    """Values over all magnitudes with every special one among them, NaN payloads too."""
     values = rng.uniform(-3, 3, size) * 10.0 ** rng.uniform(-44, 38, size)
     out = values.astype(np.float32)
     specials = [np.inf, -np.inf, np.nan, -0.0, 0.0, 1e-40, -1e-42, 3.4e38, -3.4e38, 2.0**-126]
     where = rng.integers(0, size, 40)
     out[where] = rng.choice(np.float32(specials), 40)
-    return out.astype(dtype)
+    out = out.astype(dtype)
+    bits = out.view(f"u{dtype.itemsize}")
+    # Quiet and signalling NaNs with payloads, of both signs.
+    payloads = [0x7FC1, 0xFFC5, 0x7F81, 0xFFA0]
+    shift = 16 if dtype.itemsize == 4 else 0
+    bits[rng.integers(0, size, 4)] = [(p << shift) + (shift and 3) for p in payloads]
+    return out
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -171,8 +177,8 @@ def test_kept_elements_are_within_half_a_bucket(size, bits, seed):
 
 @pytest.mark.parametrize("bits", [3, 6])
 def test_lowers_for_tpu_and_gpu(bits):
-    tiles = jax.ShapeDtypeStruct((2, lc.TILE_ROWS, lc.TILE_LANES), jnp.float32)
-    narrow = jax.ShapeDtypeStruct(tiles.shape, jnp.bfloat16)
+    tiles = jax.ShapeDtypeStruct((2, lc.TILE_ROWS, lc.TILE_LANES), jnp.uint32)
+    narrow = jax.ShapeDtypeStruct(tiles.shape, jnp.uint16)
     codes = jax.ShapeDtypeStruct(tiles.shape, jnp.uint8)
     keys = jax.ShapeDtypeStruct((2**bits - 1,), jnp.int32)
     table = jax.ShapeDtypeStruct((2**bits,), jnp.float32)

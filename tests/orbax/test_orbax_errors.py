@@ -106,10 +106,6 @@ class TestDamagedFiles:
         with pytest.raises(lcjax.LcjaxError, match=files["delta"].name):
             restore(root)
 
-    @pytest.mark.xfail(
-        strict=True,
-        reason="lcjax/segment.py reads a chunk outside the block that adds the leaf's name",
-    )
     def test_damage_within_a_leaf_names_the_leaf(self, root):
         path = files_of(root)["key frame"]
         data = bytearray(path.read_bytes())

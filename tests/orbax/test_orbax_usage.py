@@ -199,10 +199,6 @@ def test_paper_on_every_kind_of_leaf(tmp_path, tree):
     assert recorder.bases == {0: None, 1: 0, 2: 1}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="lcjax/codecs/lc.py selects bfloat16 values as floats, which rewrites NaN payloads",
-)
 def test_paper_keeps_the_payload_of_a_bfloat16_nan(tmp_path):
     values = np.array([0x7FC1, 0x3F80], np.uint16)
     with manager(tmp_path, chain=LINKED) as m:
