@@ -10,7 +10,8 @@ NOTEBOOKS = sorted((pathlib.Path(__file__).parent.parent / "notebooks").glob("*.
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_runs(path):
+def test_runs(path, monkeypatch):
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel's own, which shows pictures
     notebook = nbformat.read(path, as_version=4)
     client = nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3")
     client.execute()
