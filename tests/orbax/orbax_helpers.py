@@ -202,8 +202,10 @@ def new_bytes(path, seen):
     for file in Path(path).rglob("*"):
         if file.is_file():
             status = file.stat()
-            if status.st_ino not in seen:
-                seen.add(status.st_ino)
+            # Inode numbers of deleted files come back, but not with the same time.
+            identity = (status.st_ino, status.st_mtime_ns)
+            if identity not in seen:
+                seen.add(identity)
                 total += status.st_size
     return total
 
