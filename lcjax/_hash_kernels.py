@@ -32,3 +32,15 @@ def hash_words(flat, start):
         t = np.uint32((t ^ (t >> _15)) * _M2)
         high = np.uint32(high + (t ^ (t >> _16)))
     return (np.uint64(high) << np.uint64(32)) | np.uint64(low)
+
+
+@kernel()
+def hash_runs(flat, starts, run):
+    """The same of runs of ``run`` words that begin at the word indices ``starts``."""
+    low = np.uint32(0)
+    high = np.uint32(0)
+    for k in range(starts.size):
+        lanes = hash_words(flat[k * run : (k + 1) * run], starts[k])
+        low = np.uint32(low + np.uint32(lanes & np.uint64(0xFFFFFFFF)))
+        high = np.uint32(high + np.uint32(lanes >> np.uint64(32)))
+    return (np.uint64(high) << np.uint64(32)) | np.uint64(low)

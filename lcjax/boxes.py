@@ -97,16 +97,9 @@ def box_hash(values: np.ndarray, box: Box, shape: tuple[int, ...]) -> str:
       box: where they lie.
       shape: shape of the whole leaf.
     """
-    flat = values.reshape(-1)
-    starts, run = _runs(box, shape)
-    if starts.size == 1:
-        return hashing.value_hash(flat, int(starts[0]))
-    return hashing.combine(
-        [
-            hashing.value_hash(flat[k * run : (k + 1) * run], int(start))
-            for k, start in enumerate(starts)
-        ]
-    )
+    if _is_one_run(box, shape):
+        return hashing.value_hash(values, flat_start(box, shape))
+    return hashing.value_hash_of_runs(values, *_runs(box, shape))
 
 
 def _runs(box: Box, shape: tuple[int, ...]) -> tuple[np.ndarray, int]:

@@ -24,7 +24,9 @@ _HEADER = struct.Struct("<8sHHI")
 _TRAILER = struct.Struct("<QQQ16s8s")
 HEADER_SIZE = _HEADER.size
 TRAILER_SIZE = _TRAILER.size
-MAX_INDEX_BYTES = 1 << 30  # limit on the uncompressed index, whatever a file claims
+MAX_INDEX_BYTES = 1 << 28  # limits on the uncompressed index, whatever a file claims:
+FREE_INDEX_BYTES = 1 << 22  # beyond this, at most MAX_INDEX_RATIO times its compressed size
+MAX_INDEX_RATIO = 100
 
 
 class Writer:
@@ -134,9 +136,10 @@ class Reader:
                 f"{where}: the trailer puts the index at {offset}+{packed_size} bytes, which does "
                 f"not fit a file of {size} bytes"
             )
-        if index_size > MAX_INDEX_BYTES:
+        limit = min(MAX_INDEX_BYTES, max(FREE_INDEX_BYTES, MAX_INDEX_RATIO * packed_size))
+        if index_size > limit:
             raise CorruptDataError(
-                f"{where}: an index of {index_size} bytes is over the limit of {MAX_INDEX_BYTES}"
+                f"{where}: an index of {index_size} bytes is over the limit of {limit}"
             )
         packed = read(offset, packed_size)
         sizes = struct.pack("<QQQ", offset, packed_size, index_size)

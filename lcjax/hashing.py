@@ -76,6 +76,22 @@ def value_hash(array: np.ndarray, start: int = 0) -> str:
     return f"{int(lanes):016x}"
 
 
+def value_hash_of_runs(array: np.ndarray, starts: np.ndarray, run: int) -> str:
+    """``value_hash`` of elements that lie in runs within their leaf.
+
+    Args:
+      array: C-contiguous, ``starts.size * run`` elements, run after run.
+      starts: int64, the index within the leaf of each run's first element.
+      run: elements per run.
+    """
+    from lcjax import _hash_kernels
+
+    per_element = max(1, array.dtype.itemsize // 4)
+    firsts = (starts * per_element).astype(np.uint64).astype(np.uint32)
+    lanes = _hash_kernels.hash_runs(words(array), read_only(firsts), run * per_element)
+    return f"{int(lanes):016x}"
+
+
 def combine(hashes: list[str]) -> str:
     """Hash of a whole leaf from the hashes of its chunks."""
     values = [int(h, 16) for h in hashes]

@@ -171,7 +171,7 @@ def decode(message: Any, ref: Ref | None = None, *, max_bytes: int | None = None
         range(len(record.leaves)),
         [chain],
         own,
-        base=_lookup(ref, chain) if base is not None else None,
+        base=_lookup(ref) if base is not None else None,
         max_bytes=limit,
         where="message",
     )
@@ -194,13 +194,12 @@ def decode(message: Any, ref: Ref | None = None, *, max_bytes: int | None = None
     )
 
 
-def _lookup(ref: Ref | None, chain: list[segment.Segment]) -> Any:
+def _lookup(ref: Ref | None) -> Any:
     assert ref is not None
     known = ref._reference
 
     def base(name: str) -> np.ndarray:
-        entry = chain[0].leaves[name]
-        if known.specs.get(name) != (entry.dtype, entry.shape):
+        if name not in known.specs:
             raise CorruptDataError(
                 f"message: leaf {name!r} is a delta, and its base has no such leaf"
             )
@@ -220,14 +219,17 @@ def _kinds(record: Record) -> tuple[tuple[str, str | None], ...]:
 
 
 def _as_leaf(value: Any, kind: str, impl: str | None) -> Any:
-    """A stored value as the kind of leaf that was saved."""
+    """A stored value as the kind of leaf that was saved; numpy arrays are the caller's own."""
     if kind in ("jax", "key"):
         import jax
         import jax.numpy as jnp
 
         if kind == "key":
-            return jax.random.wrap_key_data(jnp.asarray(value), impl=impl)
-        if jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
-            return value  # 64 bits where jax has them disabled: exact as numpy, not rounded
-        return jnp.asarray(value)
-    return value
+            try:
+                return jax.random.wrap_key_data(jnp.asarray(value), impl=impl)
+            except (ValueError, TypeError) as e:
+                raise CorruptDataError(f"not the data of a PRNG key of {impl!r}: {e}") from e
+        if jax.dtypes.canonicalize_dtype(value.dtype) == value.dtype:
+            return jnp.asarray(value)
+        # 64 bits where jax has them disabled: exact as numpy, not rounded.
+    return value.copy() if isinstance(value, np.ndarray) else value

@@ -230,8 +230,9 @@ def read_leaves(
       chains: opened chain segments, one chain per writing process, each oldest first.
       own: opened segments of leaves that stand alone.
       base: gives leaves before the chain's first segment, see ``segment.decode_leaf``.
-      max_bytes: limit on the arrays' bytes together, None where the caller has compared the
-        shapes with a target's.
+      max_bytes: limit on the arrays' bytes together (unpacking one passes through up to
+        twice its bytes besides), None where the caller has compared the shapes with a
+        target's.
       where: how errors call the checkpoint.
 
     Raises:
@@ -269,7 +270,12 @@ def memory_limit() -> int:
     """Default for ``max_bytes``: the environment's limit, else this machine's memory."""
     text = os.environ.get(MEMORY_LIMIT_VARIABLE)
     if text:
-        return int(text)
+        try:
+            return int(text)
+        except ValueError:
+            raise ValueError(
+                f"{MEMORY_LIMIT_VARIABLE} must be a whole number of bytes, got {text!r}"
+            ) from None
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):

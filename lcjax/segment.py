@@ -140,7 +140,7 @@ def parse(reader: Reader, kinds: Sequence[str]) -> Segment:
     leaves: dict[str, LeafEntry] = {}
     number = 0
     for raw in _list(meta, "leaves", where):
-        leaf = _parse_leaf(raw, number, len(tables), where)
+        leaf = _parse_leaf(raw, number, len(tables), kind == "chain", where)
         if leaf.name in leaves:
             raise CorruptDataError(f"{where}: leaf {leaf.name!r} stands in it twice")
         leaves[leaf.name] = leaf
@@ -224,17 +224,26 @@ def _decode_box(
     base: Callable[[str], np.ndarray] | None,
 ) -> np.ndarray:
     """Flat values of one index range after the whole chain."""
+    leaf = chain[-1].leaves[name]
     start = len(chain) - 1
     while start >= 0 and _chunk(chain[start], name, box).codec in _NEEDS_BASE:
         start -= 1
-    leaf = chain[-1].leaves[name]
+    # Kernels trust the arrays they get, so every step of the way must speak of the same leaf.
+    for used in chain[max(start, 0) :]:
+        _check_same(used, leaf)
     if start < 0:
         if base is None:
             raise CorruptDataError(
                 f"{chain[0].reader.where}: leaf {name!r} is a delta, and the chain has no key "
                 "frame for it"
             )
-        whole = base(name).reshape(leaf.shape)
+        whole = base(name)
+        if (whole.dtype, whole.size) != (leaf.dtype, math.prod(leaf.shape)):
+            raise CorruptDataError(
+                f"{chain[0].reader.where}: leaf {name!r} is a delta of {leaf.dtype.name}"
+                f"{list(leaf.shape)}, its base has {whole.size} of {whole.dtype.name}"
+            )
+        whole = whole.reshape(leaf.shape)
         values = np.array(whole[boxes.slices(box)], order="C").reshape(-1)
         start = -1
     else:
@@ -242,6 +251,15 @@ def _decode_box(
     for segment in chain[start + 1 :]:
         values = _decode_chunk(segment, name, box, values)
     return values
+
+
+def _check_same(segment: Segment, leaf: LeafEntry) -> None:
+    found = segment.leaves.get(leaf.name)
+    if found is not None and (found.dtype, found.shape) != (leaf.dtype, leaf.shape):
+        raise CorruptDataError(
+            f"{segment.reader.where}: leaf {leaf.name!r} is {found.dtype.name}{list(found.shape)}, "
+            f"but {leaf.dtype.name}{list(leaf.shape)} where a later delta builds on it"
+        )
 
 
 def _decode_chunk(segment: Segment, name: str, box: Box, values: np.ndarray | None) -> np.ndarray:
@@ -311,7 +329,7 @@ def _blame(
     return "the recorded hash is damaged"
 
 
-def _parse_leaf(raw: Any, number: int, tables: int, where: str) -> LeafEntry:
+def _parse_leaf(raw: Any, number: int, tables: int, chained: bool, where: str) -> LeafEntry:
     if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
         raise CorruptDataError(f"{where}: a leaf's description is damaged")
     name = raw["name"]
@@ -330,6 +348,10 @@ def _parse_leaf(raw: Any, number: int, tables: int, where: str) -> LeafEntry:
         known = codec == "lc" or codec.removeprefix("exact:") in exact.MODES
         if not known or (codec != "lc" and not codec.startswith("exact:")):
             raise CorruptDataError(f"{where}: leaf {name!r} has the unknown codec {codec!r}")
+        if codec in _NEEDS_BASE and not chained:
+            raise CorruptDataError(
+                f"{where}: leaf {name!r} is a delta in a segment that has no chain"
+            )
         if codec == "lc" and not (
             type(table) is int
             and 0 <= table < tables

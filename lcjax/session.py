@@ -15,7 +15,7 @@ from lcjax import state as states
 from lcjax.capture import Capture
 from lcjax.chain import ChainOptions, SegmentRef
 from lcjax.container import Writer
-from lcjax.errors import LcjaxError, MissingFileError
+from lcjax.errors import CorruptDataError, LcjaxError, MissingFileError
 from lcjax.policy import Preset
 from lcjax.record import Record, fidelity_to_json, from_meta, read_leaves
 
@@ -212,6 +212,7 @@ def write_item(item: epath.Path, request: Request) -> Saved:
     )
     meta = record.to_meta("manifest")
     meta["segments"] = [ref.to_json() for ref in (*refs, *own)]
+    meta["states"] = {"0": encoded.reference.state} if encoded.chain is not None else {}
     manifest = Writer().finish(meta)
     note = NOTE.format(producer=record.producer, preset=request.preset.name)
     storage.write(item / chain.NOTE_FILE, [note.encode()])
@@ -257,6 +258,7 @@ class Opened:
             where = file.reader.where
             self.record = from_meta(file.reader.meta, "manifest", where)
             self.refs = chain.refs_from_json(file.reader.meta.get("segments"), where)
+            self._states = file.reader.meta.get("states")
             self.name = file.reader.name
         self._files: list[storage.File] = []
 
@@ -284,6 +286,12 @@ class Opened:
                 own.append(opened)
         for one in chains.values():
             segment.check_chain(one)
+        states = {str(process): one[-1].state for process, one in chains.items()}
+        if states != self._states:
+            raise CorruptDataError(
+                f"{self.item / chain.MANIFEST_FILE}: its chains lead to {states}, expected "
+                f"{self._states}; segments are missing from its list"
+            )
         return list(chains.values()), own
 
     def leaves(self, wanted: Sequence[int], max_bytes: int | None) -> list[Any]:

@@ -393,8 +393,9 @@ def _describe_mismatch(
         )
     else:
         lines.append(
-            "Add them to the target, or restore only what it has: allow a partial restore "
-            "(partial=True), or put ... in their place."
+            "Add them to the target, or restore only what it has: partial_restore=True in "
+            "lcjax.args.Restore or PyTreeRestore, partial=True in Ref.as_tree, or put ... in the "
+            "place of each leaf."
         )
     return "\n".join(lines)
 

@@ -135,3 +135,11 @@ def test_an_index_over_the_limit_is_refused_before_unpacking():
 def test_a_missing_chunk_is_named():
     with pytest.raises(CorruptDataError, match="chunk 3 is not one of its 3"):
         container.from_bytes(build()).chunk(3)
+
+
+def test_a_small_file_cannot_claim_a_large_index():
+    index = b'{"chunks":[],"meta":{"a":[' + b"[]," * 3_000_000 + b"[]]}}"
+    data = forge(index)
+    assert len(data) < len(index) / 500
+    with pytest.raises(CorruptDataError, match="over the limit of 4194304"):
+        container.from_bytes(data)

@@ -321,3 +321,34 @@ def test_arrays_on_an_accelerator_give_the_same_bytes(monkeypatch):
     for message in on_host:
         read = lcjax.decode(message, read)
     assert read.tree["params"]["new"].shape == (50,)
+
+
+@pytest.mark.parametrize("preset", ["paper", "lossless"])
+def test_trees_of_a_reference_are_the_callers_own(preset):
+    first = np.linspace(0, 1, 100, dtype=np.float32)
+    key, ref = lcjax.encode({"w": first}, preset=preset)
+    read = lcjax.decode(key)
+    for tree in (ref.tree, ref.as_tree({"w": first}), read.tree):
+        tree["w"][:] = 7
+    delta, new = lcjax.encode({"w": first + np.float32(0.01)}, ref)
+    assert leaves_equal(lcjax.decode(delta, read).tree, new.tree)
+
+
+def test_key_data_that_make_no_key_are_damage():
+    message, _ = lcjax.encode({"k": jax.random.key(0)}, preset="lossless")
+    reader = container.from_bytes(message)
+    for impl in ("nothing", "", "rbg"):
+        reader.meta["leaves"][0]["impl"] = impl
+        writer = container.Writer()
+        for k in range(2):
+            writer.add(bytes(reader.chunk(k)))
+        ref = lcjax.decode(writer.finish(reader.meta).to_bytes())
+        with pytest.raises(lcjax.CorruptDataError, match=f"not the data of a PRNG key of '{impl}'"):
+            _ = ref.tree
+
+
+def test_the_memory_limit_names_its_variable(monkeypatch):
+    message, _ = lcjax.encode({"w": np.zeros(3)}, preset="lossless")
+    monkeypatch.setenv("LCJAX_MAX_RESTORE_BYTES", "4GB")
+    with pytest.raises(ValueError, match="LCJAX_MAX_RESTORE_BYTES must be a whole number.*'4GB'"):
+        lcjax.decode(message)

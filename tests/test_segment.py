@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lcjax
-from lcjax import container, entropy, hashing, record, segment
+from lcjax import boxes, container, entropy, hashing, record, segment
 from lcjax.errors import BaseMismatchError, CorruptDataError
 
 SIZE = 6
@@ -172,10 +172,10 @@ def test_damaged_descriptions_are_refused(path, value):
 
 
 def test_chunks_must_cover_the_leaf_exactly():
-    for boxes in ([(0, 3), (2, 5)], [(0, 3), (4, 7)], [(0, 3)], [(0, 6), (0, 6)]):
+    for ranges in ([(0, 3), (2, 5)], [(0, 3), (4, 7)], [(0, 3)], [(0, 6), (0, 6)]):
         writer, meta = delta_segment()
         chunk = meta["leaves"][0]["chunks"][0]
-        chunks = [{**chunk, "lo": [a], "hi": [b]} for a, b in boxes]
+        chunks = [{**chunk, "lo": [a], "hi": [b]} for a, b in ranges]
         meta["leaves"][0]["chunks"] = chunks
         for _ in chunks[1:]:
             writer.add(b"")
@@ -277,3 +277,61 @@ def test_fidelity_is_rounded_and_never_infinite():
     lost = record.fidelity_to_json(Fidelity(4.0, 1.0, 0.123456, 0.0))
     assert lost == {"relative_error": 0.5, "state_error": None, "max_error": 0.1235}
     assert record.fidelity_to_json(None) is None
+
+
+def one_leaf(kind, dtype, size, codec, payload, base=None, state="s0", tables=()):
+    """A segment of one leaf 'w' in one chunk, whatever its claims."""
+    writer = container.Writer()
+    writer.add(payload)
+    chunk = {"codec": codec, "table": 0, "hash": "0" * 16}
+    leaf = {"name": "w", "dtype": dtype, "shape": [size], "chunks": [chunk]}
+    meta = {"kind": kind, "base": base, "state": state, "tables": list(tables), "leaves": [leaf]}
+    return writer, meta
+
+
+def plane(values):
+    stream = entropy.encode(values)
+    assert len(stream) < 128
+    return bytes([len(stream)]) + stream
+
+
+def test_a_delta_on_another_dtype_never_reaches_the_kernels():
+    size = 1 << 20  # far beyond the smaller buffer, so that a write past its end would crash
+    narrow = one_leaf("chain", "int8", size, "exact:plain", plane(np.zeros(size, np.uint8)))
+    codes = entropy.encode(np.ones(size, np.uint8))
+    tables = [np.float32([0, 1]).tobytes().hex()]
+    lossy = one_leaf("chain", "float32", size, "lc", codes, "s0", "s1", tables)
+    zeros = plane(np.zeros(size, np.uint8)) * 8
+    exact = one_leaf("chain", "float64", size, "exact:diff", zeros, "s0", "s1")
+    for wide in (lossy, exact):
+        with pytest.raises(CorruptDataError, match=r"'w' is int8.*where a later delta builds"):
+            segment.decode_leaf([[opened(*narrow), opened(*wide)]], "w")
+        with pytest.raises(CorruptDataError, match=r"its base has 1048576 of int8"):
+            segment.decode_leaf([[opened(*wide)]], "w", lambda name: np.zeros(size, np.int8))
+        short = np.zeros(5, wide[1]["leaves"][0]["dtype"])
+        with pytest.raises(CorruptDataError, match=r"its base has 5 of"):
+            segment.decode_leaf([[opened(*wide)]], "w", {"w": short}.__getitem__)
+
+
+def test_leaves_that_stand_alone_cannot_be_deltas():
+    writer, meta = one_leaf("own", "float64", 3, "exact:diff", plane(np.zeros(3, np.uint8)) * 8)
+    with pytest.raises(CorruptDataError, match="'w' is a delta in a segment that has no chain"):
+        segment.parse(container.from_bytes(writer.finish(meta).to_bytes(), "file"), ["own"])
+
+
+def test_bools_are_0_or_1():
+    writer, meta = one_leaf("chain", "bool", 3, "exact:plain", plane(np.uint8([0, 1, 167])))
+    with pytest.raises(CorruptDataError, match="167 stands where a bool"):
+        segment.decode_leaf([[opened(writer, meta)]], "w")
+
+
+def test_column_boxes_over_many_rows_are_hashed_in_one_go():
+    rows = 1 << 18
+    values = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
+    parts = [
+        boxes.box_hash(
+            np.ascontiguousarray(values[:, k : k + 1]), ((0, k), (rows, k + 1)), (rows, 2)
+        )
+        for k in range(2)
+    ]
+    assert hashing.combine(parts) == hashing.value_hash(values)

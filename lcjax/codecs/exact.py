@@ -75,6 +75,10 @@ def decode(
         raise CorruptDataError(f"unknown mode {mode!r}, expected one of {', '.join(MODES)}")
     if mode == "diff" and base is None:
         raise CorruptDataError("mode 'diff' needs a base, and this chunk has none")
+    if base is not None and (base.dtype, base.size) != (dtype, count):
+        raise CorruptDataError(
+            f"a base of {base.size} {base.dtype.name} for {count} elements of {dtype.name}"
+        )
     word, per_element = _word(dtype)
     planes = np.empty((word.itemsize, count * per_element), np.uint8)
     at = 0
@@ -97,6 +101,8 @@ def decode(
     elif mode == "diff":
         assert base is not None
         kernels.undo_difference(out, read_only(base.reshape(-1).view(word)), _is_float(dtype))
+    if dtype == np.bool_ and out.size and int(out.max()) > 1:
+        raise CorruptDataError(f"{int(out.max())} stands where a bool, 0 or 1, is expected")
     return out.view(dtype)
 
 

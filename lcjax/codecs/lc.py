@@ -477,7 +477,15 @@ def apply(reference: np.ndarray, codes: np.ndarray, table: np.ndarray) -> None:
       reference: contiguous float32 or bfloat16 ``(elements,)``, changed in place.
       codes: uint8 ``(elements,)``, each below ``table.size``; not checked here.
       table: float32 ``(codes,)``.
+
+    Raises:
+      ValueError: the reference is of another dtype or size.
     """
+    if reference.dtype.name not in SUPPORTED_DTYPES or reference.shape != codes.shape:
+        raise ValueError(
+            f"expected {codes.shape} of {' or '.join(SUPPORTED_DTYPES)}, got {reference.shape} of "
+            f"{reference.dtype.name}"
+        )
     from lcjax.codecs import _lc_kernels
 
     codes, table = read_only(codes), read_only(table)

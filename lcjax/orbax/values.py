@@ -89,8 +89,10 @@ def restored(
       TreeMismatchError: the value cannot be a Python scalar of the target's type.
     """
     sharding = _sharding(target, arg)
+    if sharding is None and saved_sharding is not None:
+        sharding = _placing(saved_sharding, np.shape(value))
     if sharding is None:
-        sharding = saved_sharding if saved_sharding is not None else fallback
+        sharding = fallback
     impl = _key_wanted(saved, target)
     if impl is not None:
         # The sharding may be meant for the keys or for their data; the data take both.
@@ -117,12 +119,14 @@ def restored(
     if dtype is not None and array.dtype != np.dtype(dtype):
         array = array.astype(np.dtype(dtype))
     like = saved.kind if target is None else target.kind
-    wants_numpy = like == "numpy" and not for_jax
+    if like == "abstract" and getattr(target.value, "sharding", None) is None:  # type: ignore[union-attr]
+        like = saved.kind  # what Orbax makes of a shape and a dtype alone
+    wants_numpy = like not in ("jax", "abstract", "key") and not for_jax
     if getattr(arg, "restore_type", None) is np.ndarray or (
         wants_numpy and getattr(arg, "restore_type", None) is None
     ):
         return array
-    if target is None and arg is None and _loses_bits(array.dtype):
+    if _loses_bits(array.dtype):
         return array  # exact as numpy; jax without 64 bits would round it
     return jax.device_put(array, sharding)
 
@@ -236,7 +240,7 @@ def sharding_from_text(text: str) -> Any:
 
     try:
         return orbax_sharding.from_serialized_string(text)
-    except (ValueError, KeyError, TypeError, NotImplementedError):
+    except Exception:  # whatever a damaged text provokes, it only costs the placement
         return None
 
 
@@ -246,5 +250,15 @@ def to_jax_sharding(meta: Any) -> Any:
         return None
     try:
         return meta.to_jax_sharding()
-    except (ValueError, KeyError, TypeError):
+    except Exception:  # as above; and the devices may simply not be here
         return None
+
+
+def _placing(sharding: Any, shape: tuple[int, ...]) -> Any:
+    """A saved sharding if it can place an array of this shape, else None."""
+    try:
+        sharding.check_compatible_aval(shape)
+        sharding.shard_shape(shape)
+    except Exception:  # a damaged text can name a sharding of another rank
+        return None
+    return sharding

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from orbax_helpers import LAYOUTS, Training, item_of, manager, opened, save
+from orbax_helpers import LAYOUTS, Training, item_of, manager, opened, same, save
 
 import lcjax
 from lcjax import chain, storage
@@ -285,3 +285,35 @@ class TestHostileManifests:
         with manager(root) as m:
             assert m.restore(2)["step"] == 3
             assert m.item_metadata(2).tree["params"]["dense"]["kernel"].sharding is None
+
+    def test_a_list_without_its_last_segment(self, root):
+        # What is left is a chain too, but of an older state than the rest of the step.
+        def edit(meta):
+            chained = [s for s in meta["segments"] if s["kind"] == "chain"]
+            meta["segments"].remove(chained[-1])
+
+        path = self.rewrite(root, edit)
+        with pytest.raises(lcjax.CorruptDataError, match=f"{path}: its chains lead to"):
+            restore(root)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "{}",
+            '{"sharding_type":"SingleDeviceSharding","device_str":1.5}',
+            '{"sharding_type":"NamedSharding","shape":[1],"axis_names":["x"],'
+            '"partition_spec":["x","x"]}',
+            '{"sharding_type":"NamedSharding","shape":[1],"axis_names":["x"],'
+            '"partition_spec":["x",null,null,null]}',
+        ],
+    )
+    def test_shardings_only_cost_the_placement(self, root, text):
+        expected = restore(root)
+
+        def edit(meta):
+            meta["shardings"] = [text] * len(meta["shardings"])
+
+        self.rewrite(root, edit)
+        found = restore(root)
+        same(found, expected)

@@ -1,6 +1,7 @@
 """What Orbax's Standard handler does, side by side with lcjax."""
 
 import dataclasses
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -349,3 +350,36 @@ def test_items_beside_ours(tmp_path):
         assert m.item_metadata(1)["params"].tree["w"].shape == (50,)
     assert "lcjax" in (item_of(tmp_path, 1, "params") / "LCJAX.txt").read_text()
     assert not (item_of(tmp_path, 1, "meta") / "LCJAX.txt").exists()
+
+
+class TestSixtyFourBitsWithoutX64:
+    """JAX would round them; they come back exact, as numpy, also where the target is abstract."""
+
+    STATE: ClassVar = {"big": np.array([2**60, 3]), "third": np.array([1 / 3])}
+
+    @pytest.mark.parametrize("of", ["shapes", "metadata", "restore_args", "nothing"])
+    def test_exact(self, tmp_path, of):
+        with manager(tmp_path, preset="lossless") as m:
+            save(m, 0, self.STATE)
+            abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, self.STATE)
+            args = {
+                "shapes": lambda: ocp.args.StandardRestore(abstract),
+                "metadata": lambda: ocp.args.StandardRestore(m.item_metadata(0)),
+                "restore_args": lambda: ocp.args.PyTreeRestore(
+                    abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(self.STATE)
+                ),
+                "nothing": lcjax.args.Restore,
+            }[of]()
+            restored = m.restore(0, args=args)
+        for name, value in self.STATE.items():
+            assert type(restored[name]) is np.ndarray
+            assert restored[name].dtype == value.dtype
+            assert restored[name].tobytes() == value.tobytes()
+
+    def test_plain_orbax_does_the_same(self, tmp_path):
+        with ocp.CheckpointManager(tmp_path) as m:
+            m.save(0, args=ocp.args.StandardSave(self.STATE))
+            m.wait_until_finished()
+            abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, self.STATE)
+            restored = m.restore(0, args=ocp.args.StandardRestore(abstract))
+        assert restored["big"].tolist() == [2**60, 3]
