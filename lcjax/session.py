@@ -49,7 +49,6 @@ class Saved:
       item: its directory after commit.
       name: content hash of its manifest.
       refs: its chain segments, oldest first.
-      state: id of the state that its chain leads to.
       marker: a file that exists once the step is committed, where a directory's name alone
         does not tell.
       reference: the state itself, if it is in memory.
@@ -59,7 +58,6 @@ class Saved:
     item: epath.Path
     name: str
     refs: tuple[SegmentRef, ...]
-    state: str
     marker: epath.Path | None
     reference: states.Reference | None
 
@@ -231,7 +229,6 @@ def write_item(item: epath.Path, request: Request) -> Saved:
         request.final_item,
         manifest.name,
         refs,
-        encoded.reference.state,
         request.marker,
         encoded.reference,
     )
@@ -286,10 +283,10 @@ class Opened:
                 own.append(opened)
         for one in chains.values():
             segment.check_chain(one)
-        states = {str(process): one[-1].state for process, one in chains.items()}
-        if states != self._states:
+        reached = {str(process): one[-1].state for process, one in chains.items()}
+        if reached != self._states:
             raise CorruptDataError(
-                f"{self.item / chain.MANIFEST_FILE}: its chains lead to {states}, expected "
+                f"{self.item / chain.MANIFEST_FILE}: its chains lead to {reached}, expected "
                 f"{self._states}; segments are missing from its list"
             )
         return list(chains.values()), own
@@ -301,9 +298,9 @@ class Opened:
             self.record, wanted, chains, own, max_bytes=max_bytes, where=str(self.item)
         )
 
-    def as_saved(self, marker: epath.Path | None = None) -> Saved:
+    def as_saved(self) -> Saved:
         """What to remember of it as a possible base."""
-        return Saved(self.record.step, self.item, self.name, self.chain_refs, "", marker, None)
+        return Saved(self.record.step, self.item, self.name, self.chain_refs, None, None)
 
     def close(self) -> None:
         """Closes the segments' files."""
