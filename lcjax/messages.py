@@ -175,11 +175,11 @@ def decode(message: Any, ref: Ref | None = None, *, max_bytes: int | None = None
         max_bytes=limit,
         where="message",
     )
-    flats, specs = [], {}
-    for name, leaf, value in zip(record.names, record.leaves, values, strict=True):
-        if leaf.spec is not None and leaf.codec != "alone":
-            specs[name] = (value.dtype, value.shape)
-            flats.append(state.Flat((name,), value.reshape(-1), {name: (0, value.size)}))
+    chained = {
+        name: value
+        for name, leaf, value in zip(record.names, record.leaves, values, strict=True)
+        if leaf.spec is not None and leaf.codec != "alone"
+    }
     new_id = chain[0].state if chain else ""
     options = dict(record.preset)
     preset = policy.resolve(options.pop("name"), **_known(options))
@@ -187,7 +187,7 @@ def decode(message: Any, ref: Ref | None = None, *, max_bytes: int | None = None
         new_id,
         preset,
         record.fidelity,
-        state.Reference.of(new_id, specs, flats),
+        state.Reference.from_values(new_id, chained),
         record.skeleton,
         _kinds(record),
         tuple(values),

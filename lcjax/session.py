@@ -322,13 +322,9 @@ def _load_reference(base: Saved) -> states.Reference | None:
             chains, _ = opened.segments()
             if len(chains) != 1:
                 return None  # nothing chained, or the shards of several processes
-            flats, specs = [], {}
             last = chains[0][-1]
-            for name in last.leaves:
-                value = segment.decode_leaf(chains, name)
-                specs[name] = (value.dtype, value.shape)
-                flats.append(states.Flat((name,), value.reshape(-1), {name: (0, value.size)}))
-            return states.Reference.of(last.state, specs, flats)
+            values = {name: segment.decode_leaf(chains, name) for name in last.leaves}
+            return states.Reference.from_values(last.state, values)
     except (OSError, LcjaxError) as e:
         logging.warning(
             "lcjax: step %s cannot serve as a base, writing a key frame: %s", base.step, e

@@ -72,6 +72,10 @@ def concatenate(names: Sequence[str], arrays: Sequence[Any], dtype: np.dtype) ->
     return Flat(tuple(names), joined, offsets)
 
 
+def _alone(name: str, values: np.ndarray) -> Flat:
+    return Flat((name,), values, {name: (0, values.size)})
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """What one save has to store. Holds views or device copies, safe against donation.
@@ -133,6 +137,12 @@ class Reference:
         """Builds the table of places."""
         where = {name: k for k, flat in enumerate(flats) for name in flat.names}
         return cls(state, specs, tuple(flats), where)
+
+    @classmethod
+    def from_values(cls, state: str, values: dict[str, np.ndarray]) -> Reference:
+        """A reference over arrays by leaf name, each in its leaf's dtype and shape."""
+        specs = {name: (value.dtype, value.shape) for name, value in values.items()}
+        return cls.of(state, specs, [_alone(name, v.reshape(-1)) for name, v in values.items()])
 
     def value(self, name: str) -> np.ndarray:
         """A leaf's flat values on the host; do not change them."""
@@ -231,7 +241,7 @@ def _encode_chain(
             assert reference is not None
             base = reference.value(item.name)
         jobs[item.name] = [_ExactJob(item, box, values, base) for box in _boxes(item)]
-        flats.append(Flat((item.name,), values, {item.name: (0, values.size)}))
+        flats.append(_alone(item.name, values))
 
     is_key = reference is None
     ordered = [job for item in chained for job in jobs[item.name]]
