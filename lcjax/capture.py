@@ -16,8 +16,9 @@ from lcjax import policy, tree
 from lcjax._jax_context import neutral
 from lcjax.codecs import lc
 from lcjax.errors import UnsupportedLeafError
+from lcjax.jobs import Item
 from lcjax.record import LeafRecord
-from lcjax.state import Flat, Item, Snapshot, concatenate
+from lcjax.state import Flat, Snapshot, concatenate
 
 
 class Capture(NamedTuple):
@@ -55,21 +56,22 @@ def _capture(flat: tree.Flat, preset: policy.Preset, shardings: tuple[int | None
     records: list[LeafRecord] = []
     items: list[Item] = []
     on_device: dict[str, list[tuple[str, Any]]] = {}
-    for number, leaf in enumerate(flat.leaves):
+    for number, (leaf, plan) in enumerate(
+        zip(flat.leaves, policy.plans(preset, flat.leaves), strict=True)
+    ):
         sharding = shardings[number] if shardings else None
-        if leaf.spec is None:
+        if plan is None:
             records.append(LeafRecord(leaf.kind, value=leaf.value))
             continue
         array = _addressable(tree.array_of(leaf), leaf.name)
         dtype = np.dtype(array.dtype).newbyteorder("=")
-        codec = policy.codec_for(preset, dtype, array.shape, leaf.role)
-        records.append(LeafRecord(leaf.kind, codec, leaf.spec, None, sharding))
-        if codec == "lc" and not isinstance(array, np.ndarray) and not _on_cpu(array):
+        records.append(LeafRecord(leaf.kind, plan.kind, leaf.spec, None, sharding))
+        if plan.kind == "lc" and not isinstance(array, np.ndarray) and not _on_cpu(array):
             on_device.setdefault(dtype.name, []).append((leaf.name, lc.words(array.reshape(-1))))
             values = None
         else:
             values = _host_values(array, dtype)
-        items.append(Item(leaf.name, dtype, tuple(array.shape), codec, values))
+        items.append(Item(leaf.name, dtype, tuple(array.shape), plan, values))
     device: dict[str, Flat] = {
         name: _copy(concatenate([n for n, _ in parts], [a for _, a in parts], np.dtype(name)))
         for name, parts in on_device.items()

@@ -11,7 +11,14 @@ from lcjax import capture, container, policy, segment, state, tree
 from lcjax.container import Writer
 from lcjax.errors import BaseMismatchError, CorruptDataError
 from lcjax.policy import Preset
-from lcjax.record import Record, fidelity_to_json, from_meta, memory_limit, read_leaves
+from lcjax.record import (
+    Record,
+    fidelity_to_json,
+    from_meta,
+    memory_limit,
+    read_leaves,
+    with_losses,
+)
 
 
 @dataclass(frozen=True)
@@ -94,11 +101,11 @@ def encode(
         preset = ref.preset
     chosen = policy.resolve(preset, bits, scope)
     taken = capture.capture(tree.flatten(pytree), chosen)
-    encoded = state.encode(taken.snapshot, None if ref is None else ref._reference, chosen)
+    encoded = state.encode(taken.snapshot, None if ref is None else ref._reference)
     fidelity = fidelity_to_json(encoded.fidelity)
     record = Record(
         taken.flat.skeleton,
-        taken.leaves,
+        with_losses(taken.flat.skeleton.names, taken.leaves, encoded),
         chosen.to_json(),
         encoded.is_key,
         fidelity=fidelity,
@@ -115,8 +122,11 @@ def encode(
             values.append(leaf.value)
             continue
         item = items[leaf.name]
-        chained = entry.codec != "alone"
-        flat = encoded.reference.value(leaf.name) if chained else taken.snapshot.host(item)
+        if entry.codec in policy.CHAINED:
+            flat = encoded.reference.value(leaf.name)
+        else:
+            found = encoded.moments.get(leaf.name)
+            flat = taken.snapshot.host(item) if found is None else found
         values.append(flat.reshape(item.shape))
     new = Ref(
         encoded.reference.state,
@@ -178,16 +188,14 @@ def decode(message: Any, ref: Ref | None = None, *, max_bytes: int | None = None
     chained = {
         name: value
         for name, leaf, value in zip(record.names, record.leaves, values, strict=True)
-        if leaf.spec is not None and leaf.codec != "alone"
+        if leaf.spec is not None and leaf.codec in policy.CHAINED
     }
     new_id = chain[0].state if chain else ""
-    options = dict(record.preset)
-    preset = policy.resolve(options.pop("name"), **_known(options))
     return Ref(
         new_id,
-        preset,
+        policy.preset_from_json(record.preset),
         record.fidelity,
-        state.Reference.from_values(new_id, chained),
+        state.Reference.from_values(new_id, chained, record.notes()),
         record.skeleton,
         _kinds(record),
         tuple(values),
@@ -206,10 +214,6 @@ def _lookup(ref: Ref | None) -> Any:
         return known.value(name)
 
     return base
-
-
-def _known(options: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in options.items() if k in ("bits", "scope")}
 
 
 def _kinds(record: Record) -> tuple[tuple[str, str | None], ...]:

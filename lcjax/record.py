@@ -23,17 +23,54 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lcjax import _version, segment, tree
-from lcjax.codecs import lc
+from lcjax.codecs import moments
 from lcjax.dtypes import dtype_from_name
 from lcjax.errors import CorruptDataError
+from lcjax.jobs import Loss
+from lcjax.policy import CHAINED, OWN
+from lcjax.scales import Note
+from lcjax.state import Encoded
 
 MEMORY_LIMIT_VARIABLE = "LCJAX_MAX_RESTORE_BYTES"
+
+
+class Lost(NamedTuple):
+    """What a save lost of a leaf, in few digits.
+
+    Attributes:
+      relative_error: ``|u - c_new| / |u - c_old|`` (Euclidean norms); of a key frame, and of
+        leaves outside the chain, ``|u - c_new| / |u|``. None where that is 0 / 0.
+      max_error: largest ``|u - c_new|``.
+      zeros: elements postponed or dropped (code 0).
+      odd: elements stored exactly because they are not finite or out of range.
+      left: root of the sum of ``(u - c_new)^2``.
+      step: the step of a leaf stored in steps, else 0.
+    """
+
+    relative_error: float | None
+    max_error: float
+    zeros: int
+    odd: int
+    left: float
+    step: float
+
+    @classmethod
+    def of(cls, loss: Loss, step: float) -> Lost:
+        """The few digits of a loss."""
+        return cls(
+            _ratio(loss.error_squares, loss.delta_squares),
+            _digits(loss.max_error, 3),
+            loss.zeros,
+            loss.odd,
+            _digits(loss.error_squares**0.5, 6),
+            _digits(step, 4),
+        )
 
 
 @dataclass(frozen=True)
@@ -46,6 +83,7 @@ class LeafRecord:
       spec: shape and dtype as the user sees them; None for Python scalars.
       value: a Python scalar's value.
       sharding: number of its sharding's text, or None.
+      lost: what this save lost of it; None where it is exact.
     """
 
     kind: str
@@ -53,6 +91,7 @@ class LeafRecord:
     spec: tree.ArraySpec | None = None
     value: Any = None
     sharding: int | None = None
+    lost: Lost | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The record's entry; fields at their defaults are left out."""
@@ -70,6 +109,8 @@ class LeafRecord:
             entry["impl"] = self.spec.impl
         if self.sharding is not None:
             entry["sharding"] = self.sharding
+        if self.lost is not None:
+            entry["lost"] = list(self.lost)
         return entry
 
 
@@ -113,6 +154,14 @@ class Record:
             return None if self.custom is None else json.loads(self.custom)
         except (ValueError, RecursionError) as e:
             raise CorruptDataError(f"the custom metadata are damaged: {e}") from e
+
+    def notes(self) -> dict[str, Note]:
+        """What the next save wants to know of leaves stored in steps."""
+        return {
+            name: Note(leaf.lost.step, leaf.lost.left**2)
+            for name, leaf in zip(self.names, self.leaves, strict=True)
+            if leaf.lost is not None and leaf.lost.step > 0
+        }
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -176,13 +225,14 @@ def _leaf_from_json(entry: Any, shardings: int, where: str) -> LeafRecord:
         dtype = dtype_from_name(entry.get("dtype"), where)
         impl, sharding = entry.get("impl"), entry.get("sharding")
         if not (
-            entry.get("codec") in ("lc", "delta", "alone")
+            entry.get("codec") in (*CHAINED, *OWN)
             and (isinstance(impl, str) if kind == "key" else impl is None)
             and (sharding is None or (type(sharding) is int and 0 <= sharding < shardings))
         ):
             raise CorruptDataError(f"{where}: its description is damaged")
         spec = tree.ArraySpec(shape, dtype.name, entry.get("weak_type") is True, impl)
-        return LeafRecord(kind, entry["codec"], spec, None, sharding)
+        lost = _lost_from_json(entry.get("lost"), where)
+        return LeafRecord(kind, entry["codec"], spec, None, sharding, lost)
     try:
         value = tree.scalar_from_json(entry.get("value"))
     except CorruptDataError as e:
@@ -192,8 +242,45 @@ def _leaf_from_json(entry: Any, shardings: int, where: str) -> LeafRecord:
     return LeafRecord(kind, None, None, value)
 
 
-def fidelity_to_json(lost: lc.Fidelity | None) -> dict[str, Any] | None:
-    """What a step's metadata says of a lossy save.
+def _lost_from_json(raw: Any, where: str) -> Lost | None:
+    if raw is None:
+        return None
+    good = isinstance(raw, list) and len(raw) == len(Lost._fields)
+    numbers = [0 if k == 0 and x is None else x for k, x in enumerate(raw)] if good else []
+    if not good or not all(
+        type(x) in (int, float) and math.isfinite(x) and x >= 0 for x in numbers
+    ):
+        raise CorruptDataError(f"{where}: what it says of its losses is damaged")
+    return Lost(*raw)
+
+
+def with_losses(
+    names: Sequence[str], leaves: Sequence[LeafRecord], encoded: Encoded
+) -> tuple[LeafRecord, ...]:
+    """The leaves' records with what an encoding lost of each."""
+    notes = encoded.reference.notes
+    return tuple(
+        leaf
+        if name not in encoded.losses
+        else replace(
+            leaf,
+            lost=Lost.of(encoded.losses[name], notes[name].step if name in notes else 0.0),
+        )
+        for name, leaf in zip(names, leaves, strict=True)
+    )
+
+
+def _digits(value: float, digits: int) -> float:
+    """A finite number with few digits, as JSON has it."""
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else 3.4e38
+
+
+def _ratio(a: float, b: float) -> float | None:
+    return _digits((a / b) ** 0.5, 3) if b > 0 and math.isfinite(a / b) else None
+
+
+def fidelity_to_json(lost: Loss | None) -> dict[str, Any] | None:
+    """What a step's metadata says of the parameters in a lossy save.
 
     ``relative_error`` is ``|u - c_new| / |u - c_old|`` and ``state_error`` is
     ``|u - c_new| / |u|`` (Euclidean norms over the lossy leaves), ``max_error`` is the
@@ -202,13 +289,10 @@ def fidelity_to_json(lost: lc.Fidelity | None) -> dict[str, Any] | None:
     if lost is None:
         return None
 
-    def ratio(a: float, b: float) -> float | None:
-        return float(f"{(a / b) ** 0.5:.4g}") if b > 0 and np.isfinite(a / b) else None
-
     return {
-        "relative_error": ratio(lost.error_squares, lost.delta_squares),
-        "state_error": ratio(lost.error_squares, lost.state_squares),
-        "max_error": float(f"{lost.max_error:.4g}") if np.isfinite(lost.max_error) else None,
+        "relative_error": _ratio(lost.error_squares, lost.delta_squares),
+        "state_error": _ratio(lost.error_squares, lost.state_squares),
+        "max_error": _digits(lost.max_error, 4),
     }
 
 
@@ -256,14 +340,133 @@ def read_leaves(
                 f"target with the expected shapes or set {MEMORY_LIMIT_VARIABLE}"
             )
 
-    def read(job: tuple[int, list[Sequence[segment.Segment]] | None]) -> Any:
-        k, holders = job
-        if holders is None:
-            return record.leaves[k].value
-        return segment.decode_leaf(holders, names[k], base)
-
+    chained = {name for one in chains if one for name in one[-1].leaves}
+    reading = Reading(record, dict(zip(wanted, sources, strict=True)), chains, base, chained, where)
+    values: dict[int, Any] = {}
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        return list(pool.map(read, zip(wanted, sources, strict=True)))
+        for part in pool.map(reading.read_group, reading.groups()):
+            values.update(part)
+    return [values[k] for k in wanted]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Leaves to read, and where they are.
+
+    Attributes:
+      record: the tree's record.
+      sources: number of a wanted leaf -> the segments that hold it; None for scalars.
+      chains: the opened chains.
+      base: as ``read_leaves`` has it.
+      chained: names of the leaves that a chain holds.
+      where: how errors call the checkpoint.
+    """
+
+    record: Record
+    sources: dict[int, list[Sequence[segment.Segment]] | None]
+    chains: Sequence[Sequence[segment.Segment]]
+    base: Callable[[str], np.ndarray] | None
+    chained: set[str]
+    where: str
+
+    def groups(self) -> list[list[int]]:
+        """Wanted leaves that are read together: moments with the leaves they were coded with."""
+        names = self.record.names
+        place = {names[k]: k for k in self.sources}
+        home: dict[int, list[int]] = {k: [k] for k in self.sources}
+        for k in self.sources:
+            for other in self._given_of(k) or ():
+                if other is None:
+                    continue
+                if other not in self.chained:
+                    raise CorruptDataError(
+                        f"{self.where}: leaf {names[k]!r} was coded with leaf {other!r}, which no "
+                        "chain has"
+                    )
+                if other in place and home[place[other]] is not home[k]:
+                    joined = home[k] + home[place[other]]
+                    home.update(dict.fromkeys(joined, joined))
+        return list({id(group): group for group in home.values()}.values())
+
+    def read_group(self, group: Sequence[int]) -> dict[int, Any]:
+        """The values of leaves that belong together, by number."""
+        names = self.record.names
+        given = {k: found for k in group if (found := self._given_of(k)) is not None}
+        with_old = {g.param for g in given.values() if g.param is not None}
+        pairs: dict[str, segment.Pair] = {}
+
+        def pair(name: str) -> segment.Pair:
+            if name not in pairs:
+                holders = [c for c in self.chains if c and name in c[-1].leaves]
+                if name in with_old:
+                    pairs[name] = segment.decode_pair(holders, name, self.base)
+                else:
+                    new = segment.decode_leaf(holders, name, self.base)
+                    pairs[name] = segment.Pair(new, None)
+            return pairs[name]
+
+        out: dict[int, Any] = {}
+        for k in group:
+            holders = self.sources[k]
+            if holders is None:
+                out[k] = self.record.leaves[k].value
+            elif k in given:
+                out[k] = segment.decode_leaf(
+                    holders, names[k], self.base, self._lookup(k, given[k], pair)
+                )
+            elif self.record.leaves[k].codec in CHAINED:
+                out[k] = pair(names[k]).new
+            else:
+                out[k] = segment.decode_leaf(holders, names[k], self.base)
+        return out
+
+    def _given_of(self, k: int) -> segment.Given | None:
+        """The leaves that a moment was coded with; None for other leaves.
+
+        Raises:
+          CorruptDataError: its chunks disagree.
+        """
+        name = self.record.names[k]
+        found = {
+            chunk.given
+            for segments in self.sources[k] or ()
+            for chunk in segments[-1].leaves[name].chunks.values()
+            if chunk.codec == "moment"
+        }
+        if len(found) > 1:
+            raise CorruptDataError(
+                f"{self.where}: the chunks of leaf {name!r} were coded with different leaves"
+            )
+        return found.pop() if found else None
+
+    def _lookup(
+        self, k: int, given: segment.Given, pair: Callable[[str], segment.Pair]
+    ) -> Callable[[segment.Given], tuple[np.ndarray, np.ndarray]]:
+        """Gives a moment's chunks the parameter's delta and the root of the second moment."""
+        holders = self.sources[k]
+        assert holders is not None
+        name = self.record.names[k]
+        shape = holders[0][-1].leaves[name].shape
+        hint = f"{holders[0][-1].reader.where}: leaf {name!r} was coded with leaf"
+        size = math.prod(shape)
+
+        def known(_: segment.Given) -> tuple[np.ndarray, np.ndarray]:
+            delta, root = np.zeros(size, np.float32), np.ones(size, np.float32)
+            if given.param is not None:
+                new, old = pair(given.param)
+                if old is None or new.shape != shape:
+                    raise CorruptDataError(
+                        f"{hint} {given.param!r}, which has another shape or no delta"
+                    )
+                delta = moments.delta_of(new, old)
+            if given.nu is not None:
+                nu = pair(given.nu).new
+                if nu.shape != shape:
+                    raise CorruptDataError(f"{hint} {given.nu!r}, which has another shape")
+                root = moments.root_of(nu)
+            return delta, root
+
+        return known
 
 
 def memory_limit() -> int:
@@ -291,7 +494,7 @@ def _sources(
 ) -> list[Sequence[segment.Segment]]:
     """The segments that hold a leaf, checked against what the record says of it."""
     assert leaf.spec is not None
-    candidates = [[s] for s in own] if leaf.codec == "alone" else chains
+    candidates = chains if leaf.codec in CHAINED else [[s] for s in own]
     found = [segments for segments in candidates if segments and name in segments[-1].leaves]
     if not found:
         raise CorruptDataError(f"{where}: no segment holds leaf {name!r}")

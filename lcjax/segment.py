@@ -8,12 +8,13 @@ A segment's description (``meta`` of the container) has::
     tables   code tables of ``lc`` chunks, float32 little-endian as hexadecimal
     leaves   [{"name", "dtype", "shape", "chunks": [{"codec", "hash", ...}, ...]}, ...]
 
-Chunks are numbered in the order of this list. A chunk's fields: ``codec`` is ``lc`` or
-``exact:MODE``; ``hash`` is the value hash of the elements it leads to; ``lo`` and ``hi``
-bound its index range and are left out for a whole leaf; a leaf may be spread over the
-segments of several processes, which together cover it exactly; ``table`` and ``exceptions``
-belong to ``lc``. ``lc`` and ``exact:diff`` start from the same index range of the segment
-before; the others stand by themselves.
+Chunks are numbered in the order of this list. A chunk's fields: ``codec``; ``hash``, the
+value hash of the elements it leads to; ``lo`` and ``hi``, the bounds of its index range,
+left out for a whole leaf; and the codec's own. A leaf may be spread over the segments of
+several processes, which together cover it exactly.
+
+Chunks of ``NEEDS_BASE`` start from the same index range of the segment before, the others
+stand by themselves; ``moment`` also looks at other leaves of the chain (``given``).
 """
 
 from __future__ import annotations
@@ -27,24 +28,61 @@ import numpy as np
 
 from lcjax import boxes, entropy, hashing
 from lcjax.boxes import Box
-from lcjax.codecs import exact, lc
+from lcjax.codecs import _exceptions, exact, levels, moments, steps
 from lcjax.container import Reader
 from lcjax.dtypes import dtype_from_name
 from lcjax.errors import BaseMismatchError, CorruptDataError
 
-_NEEDS_BASE = ("lc", "exact:diff")
+NEEDS_BASE = (
+    "lc",
+    "levels",
+    *(f"exact:{mode}" for mode in getattr(exact, "NEEDS_BASE", ("diff",))),
+)
+_EXACT = tuple(f"exact:{mode}" for mode in exact.MODES)
+# Lossy codecs and the dtypes that each can hold.
+_LOSSY = {
+    "lc": steps.DTYPES,
+    "grid": steps.DTYPES,
+    "levels": levels.DTYPES,
+    "levels:key": levels.DTYPES,
+    "moment": moments.DTYPES,
+}
 MAX_DIMS = 64
 
 
+class Given(NamedTuple):
+    """The leaves of the chain that a moment's chunk was coded with, or None."""
+
+    param: str | None
+    nu: str | None
+
+
 class Chunk(NamedTuple):
-    """One stored chunk of a leaf."""
+    """One stored chunk of a leaf.
+
+    Attributes:
+      number: within the container.
+      codec: its codec's name.
+      hash: value hash of the elements it leads to.
+      box: its index range.
+      exceptions: how many elements are stored exactly, of lossy codecs.
+      table: number of its table (``lc``, ``moment``).
+      exponent: of ``grid``.
+      spec: of ``levels``.
+      gain: of ``moment``.
+      given: of ``moment``.
+    """
 
     number: int
     codec: str
     hash: str
     box: Box
-    table: int
-    exceptions: int
+    exceptions: int = 0
+    table: int = 0
+    exponent: int = 0
+    spec: levels.Spec = levels.Spec(0, 1, 0, 0)
+    gain: float = 0.0
+    given: Given = Given(None, None)
 
 
 class LeafEntry(NamedTuple):
@@ -78,25 +116,25 @@ def encode_exact(values: np.ndarray, base: np.ndarray | None) -> tuple[dict[str,
 
 
 def encode_lc(
-    codes: np.ndarray, table: int, where: np.ndarray, values: np.ndarray
+    codes: np.ndarray, table: np.ndarray, where: np.ndarray, values: np.ndarray
 ) -> tuple[dict[str, Any], bytes]:
     """An ``lc`` chunk's description and payload.
 
     Args:
       codes: uint8 ``(elements,)`` of the chunk.
-      table: number of its code table in the segment.
+      table: float32 ``(codes,)``; the caller puts its number in its place.
       where: indices within the chunk that are stored exactly, ascending.
       values: their values.
-
-    Returns:
-      Description and payload: ``where`` as uint64, the values, then the codes' stream.
     """
     entry: dict[str, Any] = {"codec": "lc", "table": table}
-    head = b""
     if where.size:
         entry["exceptions"] = int(where.size)
-        head = where.astype("<u8").tobytes() + hashing.words(values).tobytes()
-    return entry, head + entropy.encode(codes, threads=1)
+    return entry, _exceptions.pack(where, values) + entropy.encode(codes, threads=1)
+
+
+def float_text(value: float) -> str:
+    """A float32 number as the hexadecimal of its four bytes, as ``gain`` has it."""
+    return np.float32(value).tobytes().hex()
 
 
 def describe_box(entry: dict[str, Any], box: Box, shape: tuple[int, ...]) -> None:
@@ -168,10 +206,18 @@ def check_chain(chain: Sequence[Segment]) -> None:
         before = segment.state
 
 
+class Pair(NamedTuple):
+    """A leaf after a chain, and before the chain's last segment where that can be told."""
+
+    new: np.ndarray
+    old: np.ndarray | None
+
+
 def decode_leaf(
     chains: Sequence[Sequence[Segment]],
     name: str,
     base: Callable[[str], np.ndarray] | None = None,
+    given: Callable[[Given], tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> np.ndarray:
     """Rebuilds a leaf from the chains that hold parts of it.
 
@@ -180,6 +226,8 @@ def decode_leaf(
         segment of each leaves it, and together they cover it exactly.
       name: the leaf's name.
       base: where a chain's first segment is a delta, gives the leaf's flat values before it.
+      given: for a leaf of codec ``moment``: the parameter's last delta and the root of the
+        second moment, both float32 and flat, of the whole leaf.
 
     Returns:
       The leaf, in its stored dtype and shape; always a fresh array.
@@ -188,6 +236,26 @@ def decode_leaf(
       CorruptDataError: damaged data, parts that do not cover the leaf, or values that do not
         match their recorded hash.
     """
+    return _decode(chains, name, base, given, with_old=False).new
+
+
+def decode_pair(
+    chains: Sequence[Sequence[Segment]],
+    name: str,
+    base: Callable[[str], np.ndarray] | None = None,
+) -> Pair:
+    """The same, with the values before the last segments; for leaves of the chain only."""
+    return _decode(chains, name, base, None, with_old=True)
+
+
+def _decode(
+    chains: Sequence[Sequence[Segment]],
+    name: str,
+    base: Callable[[str], np.ndarray] | None,
+    given: Callable[[Given], tuple[np.ndarray, np.ndarray]] | None,
+    *,
+    with_old: bool,
+) -> Pair:
     first = chains[0][-1].leaves[name]
     parts: list[tuple[Box, Sequence[Segment]]] = []
     for chain in chains:
@@ -204,8 +272,18 @@ def decode_leaf(
             f"{first.shape} exactly"
         )
     out = np.empty(first.shape, first.dtype)
+    old = np.empty(first.shape, first.dtype) if with_old else None
     for box, chain in parts:
-        values = _decode_box(chain, name, box, base)
+        if old is not None:
+            before = _before(chain, name, box, base)
+            if before is None:
+                old = None
+            else:
+                old[boxes.slices(box)] = before.reshape(boxes.box_shape(box))
+        if chain[-1].leaves[name].chunks[box].codec == "moment":
+            values = _decode_moment(chain[-1], name, box, given)
+        else:
+            values = _decode_box(chain, name, box, base)
         found = boxes.box_hash(values, box, first.shape)
         expected = chain[-1].leaves[name].chunks[box].hash
         if found != expected:
@@ -214,7 +292,22 @@ def decode_leaf(
                 f"{expected}: {_blame(chain, name, box, base)}"
             )
         out[boxes.slices(box)] = values.reshape(boxes.box_shape(box))
-    return out
+    return Pair(out, old)
+
+
+def _before(
+    chain: Sequence[Segment], name: str, box: Box, base: Callable[[str], np.ndarray] | None
+) -> np.ndarray | None:
+    """Flat values of one index range before the chain's last segment, if there were any."""
+    if len(chain) > 1:
+        previous = chain[-2].leaves.get(name)
+        leaf = chain[-1].leaves[name]
+        if previous is None or (previous.dtype, previous.shape) != (leaf.dtype, leaf.shape):
+            return None
+        return _decode_box(chain[:-1], name, box, base)
+    if base is None or chain[-1].base is None:
+        return None
+    return _of_base(chain, name, box, base)
 
 
 def _decode_box(
@@ -226,31 +319,66 @@ def _decode_box(
     """Flat values of one index range after the whole chain."""
     leaf = chain[-1].leaves[name]
     start = len(chain) - 1
-    while start >= 0 and _chunk(chain[start], name, box).codec in _NEEDS_BASE:
+    while start >= 0 and _chunk(chain[start], name, box).codec in NEEDS_BASE:
         start -= 1
     # Kernels trust the arrays they get, so every step of the way must speak of the same leaf.
     for used in chain[max(start, 0) :]:
         _check_same(used, leaf)
     if start < 0:
-        if base is None:
-            raise CorruptDataError(
-                f"{chain[0].reader.where}: leaf {name!r} is a delta, and the chain has no key "
-                "frame for it"
-            )
-        whole = base(name)
-        if (whole.dtype, whole.size) != (leaf.dtype, math.prod(leaf.shape)):
-            raise CorruptDataError(
-                f"{chain[0].reader.where}: leaf {name!r} is a delta of {leaf.dtype.name}"
-                f"{list(leaf.shape)}, its base has {whole.size} of {whole.dtype.name}"
-            )
-        whole = whole.reshape(leaf.shape)
-        values = np.array(whole[boxes.slices(box)], order="C").reshape(-1)
-        start = -1
+        values = _of_base(chain, name, box, base)
     else:
         values = _decode_chunk(chain[start], name, box, None)
-    for segment in chain[start + 1 :]:
+    for segment in chain[max(start + 1, 0) :]:
         values = _decode_chunk(segment, name, box, values)
     return values
+
+
+def _of_base(
+    chain: Sequence[Segment], name: str, box: Box, base: Callable[[str], np.ndarray] | None
+) -> np.ndarray:
+    """A copy of one index range of the state that the chain's first segment starts from."""
+    leaf = chain[-1].leaves[name]
+    if base is None:
+        raise CorruptDataError(
+            f"{chain[0].reader.where}: leaf {name!r} is a delta, and the chain has no key "
+            "frame for it"
+        )
+    whole = base(name)
+    if (whole.dtype, whole.size) != (leaf.dtype, math.prod(leaf.shape)):
+        raise CorruptDataError(
+            f"{chain[0].reader.where}: leaf {name!r} is a delta of {leaf.dtype.name}"
+            f"{list(leaf.shape)}, its base has {whole.size} of {whole.dtype.name}"
+        )
+    whole = whole.reshape(leaf.shape)
+    return np.array(whole[boxes.slices(box)], order="C").reshape(-1)
+
+
+def _decode_moment(
+    segment: Segment,
+    name: str,
+    box: Box,
+    given: Callable[[Given], tuple[np.ndarray, np.ndarray]] | None,
+) -> np.ndarray:
+    leaf, chunk = segment.leaves[name], _chunk(segment, name, box)
+    where = segment.reader.where
+    if given is None:
+        raise CorruptDataError(f"{where}: leaf {name!r} is a moment where no other leaf is known")
+    delta, root = (
+        np.ascontiguousarray(whole.reshape(leaf.shape)[boxes.slices(box)]).reshape(-1)
+        for whole in given(chunk.given)
+    )
+    try:
+        return moments.decode(
+            segment.reader.chunk(chunk.number),
+            delta,
+            root,
+            chunk.gain,
+            segment.tables[chunk.table],
+            chunk.exceptions,
+            leaf.dtype,
+        )
+    except CorruptDataError as e:
+        raise _in_leaf(e, where, name) from e
 
 
 def _check_same(segment: Segment, leaf: LeafEntry) -> None:
@@ -272,35 +400,38 @@ def _decode_chunk(segment: Segment, name: str, box: Box, values: np.ndarray | No
         if chunk.codec == "lc":
             assert values is not None
             return _decode_lc(payload, chunk, segment.tables[chunk.table], values)
+        if chunk.codec == "grid":
+            return steps.decode_key(payload, chunk.exponent, chunk.exceptions, leaf.dtype, count)
+        if chunk.codec in ("levels", "levels:key"):
+            if chunk.codec == "levels:key":
+                values = np.zeros(count, leaf.dtype)
+            assert values is not None
+            levels.decode(payload, chunk.spec, chunk.exceptions, values)
+            return values
         mode = chunk.codec.removeprefix("exact:")
         return exact.decode(payload, mode, leaf.dtype, count, values)
     except CorruptDataError as e:
-        where = segment.reader.where
-        detail = str(e).removeprefix(f"{where}: ")
-        raise CorruptDataError(f"{where}: leaf {name!r}: {detail}") from e
+        raise _in_leaf(e, segment.reader.where, name) from e
+
+
+def _in_leaf(error: CorruptDataError, where: str, name: str) -> CorruptDataError:
+    detail = str(error).removeprefix(f"{where}: ")
+    return CorruptDataError(f"{where}: leaf {name!r}: {detail}")
 
 
 def _decode_lc(
     payload: memoryview, chunk: Chunk, table: np.ndarray, values: np.ndarray
 ) -> np.ndarray:
-    count, itemsize = chunk.exceptions, values.dtype.itemsize
-    head = count * (8 + itemsize)
-    if head > len(payload):
-        raise CorruptDataError(
-            f"{count} exceptions take {head} bytes, the chunk has {len(payload)}"
-        )
-    where = np.frombuffer(payload[: count * 8], "<u8")
-    if count and (int(where.max()) >= values.size or np.any(where[1:] <= where[:-1])):
-        raise CorruptDataError("the indices of its exceptions are out of order or range")
-    codes = entropy.decode(payload[head:], count=values.size, threads=1)
+    where, bits, rest = _exceptions.unpack(
+        payload, chunk.exceptions, values.size, values.dtype.itemsize
+    )
+    codes = entropy.decode(rest, count=values.size, threads=1)
     if codes.size and int(codes.max()) >= table.size:
         raise CorruptDataError(
             f"code {int(codes.max())} is outside its table of {table.size} entries"
         )
-    lc.apply(values, codes, table)
-    if count:
-        raw = np.frombuffer(payload[count * 8 : head], np.dtype(f"u{itemsize}"))
-        values.view(raw.dtype)[where.astype(np.int64)] = raw
+    steps.apply(values, codes, table)
+    _exceptions.put(values, where, bits)
     return values
 
 
@@ -321,6 +452,8 @@ def _blame(
     base: Callable[[str], np.ndarray] | None,
 ) -> str:
     """Which segment first leads to values that do not match their hash."""
+    if _chunk(chain[-1], name, box).codec == "moment":
+        return "the leaves it was coded with differ from those it is read with"
     for k in range(len(chain)):
         chunk = _chunk(chain[k], name, box)
         values = _decode_box(chain[: k + 1], name, box, base)
@@ -343,27 +476,62 @@ def _parse_leaf(raw: Any, number: int, tables: int, chained: bool, where: str) -
             and isinstance(entry.get("hash"), str)
         ):
             raise CorruptDataError(f"{where}: a chunk of leaf {name!r} is damaged")
-        box = _parse_box(entry, shape, f"{where}: leaf {name!r}")
-        codec, table, odd = entry["codec"], entry.get("table", 0), entry.get("exceptions", 0)
-        known = codec == "lc" or codec.removeprefix("exact:") in exact.MODES
-        if not known or (codec != "lc" and not codec.startswith("exact:")):
-            raise CorruptDataError(f"{where}: leaf {name!r} has the unknown codec {codec!r}")
-        if codec in _NEEDS_BASE and not chained:
+        leaf_where = f"{where}: leaf {name!r}"
+        box = _parse_box(entry, shape, leaf_where)
+        chunk = _parse_chunk(entry, number + len(chunks), box, tables, dtype, leaf_where)
+        if chunk.codec in NEEDS_BASE and not chained:
             raise CorruptDataError(
                 f"{where}: leaf {name!r} is a delta in a segment that has no chain"
             )
-        if codec == "lc" and not (
-            type(table) is int
-            and 0 <= table < tables
-            and type(odd) is int
-            and odd >= 0
-            and dtype.name in lc.SUPPORTED_DTYPES
-        ):
-            raise CorruptDataError(f"{where}: leaf {name!r} has damaged lc fields")
+        if chunk.codec == "moment" and chained:
+            raise CorruptDataError(f"{where}: leaf {name!r} is a moment inside a chain")
         if box in chunks:
             raise CorruptDataError(f"{where}: leaf {name!r} has the index range {box} twice")
-        chunks[box] = Chunk(number + len(chunks), codec, entry["hash"], box, table, odd)
+        chunks[box] = chunk
     return LeafEntry(name, dtype, shape, chunks)
+
+
+def _parse_chunk(
+    entry: dict[str, Any], number: int, box: Box, tables: int, dtype: np.dtype, where: str
+) -> Chunk:
+    """Checks the fields of a chunk's codec; kernels trust them afterwards."""
+    codec, odd = entry["codec"], entry.get("exceptions", 0)
+    chunk = Chunk(number, codec, entry["hash"], box)
+    if codec in _EXACT:
+        return chunk
+    if codec not in _LOSSY:
+        raise CorruptDataError(f"{where} has the unknown codec {codec!r}")
+    good = type(odd) is int and odd >= 0 and dtype.name in _LOSSY[codec]
+    if codec in ("lc", "moment"):
+        table = entry.get("table", -1)
+        good = good and type(table) is int and 0 <= table < tables
+        chunk = chunk._replace(table=table)
+    if codec == "grid":
+        exponent = entry.get("exponent", 1 << 10)
+        good = good and type(exponent) is int and -126 <= exponent <= 127
+        chunk = chunk._replace(exponent=exponent)
+    if codec.startswith("levels"):
+        raw = entry.get("spec")
+        spec = levels.Spec(*raw) if isinstance(raw, list) and len(raw) == 4 else None
+        good = good and spec is not None and levels.valid(spec)
+        chunk = chunk._replace(spec=spec or chunk.spec)
+    if codec == "moment":
+        gain, names = _parse_gain(entry.get("gain")), entry.get("given")
+        given = Given(*names) if isinstance(names, list) and len(names) == 2 else None
+        good = good and gain is not None and given is not None
+        good = good and all(x is None or isinstance(x, str) for x in given or ())
+        chunk = chunk._replace(gain=gain or 0.0, given=given or chunk.given)
+    if not good:
+        raise CorruptDataError(f"{where} has damaged {codec} fields")
+    return chunk._replace(exceptions=odd)
+
+
+def _parse_gain(raw: Any) -> float | None:
+    try:
+        value = np.frombuffer(bytes.fromhex(raw), "<f4")
+    except (TypeError, ValueError):
+        return None
+    return float(value[0]) if value.size == 1 and np.isfinite(value[0]) else None
 
 
 def _parse_box(entry: dict[str, Any], shape: tuple[int, ...], where: str) -> Box:

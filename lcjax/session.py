@@ -17,7 +17,7 @@ from lcjax.chain import ChainOptions, SegmentRef
 from lcjax.container import Writer
 from lcjax.errors import CorruptDataError, LcjaxError, MissingFileError
 from lcjax.policy import Preset
-from lcjax.record import Record, fidelity_to_json, from_meta, read_leaves
+from lcjax.record import Record, fidelity_to_json, from_meta, read_leaves, with_losses
 
 NOTE = """\
 This directory was written by lcjax ({producer}), a checkpoint codec for JAX, as one item of
@@ -177,12 +177,13 @@ def write_item(item: epath.Path, request: Request) -> Saved:
       What to remember of it.
     """
     base = request.base
+    notes = None if base is None or base.reference is None else base.reference.notes
     if base is not None and chain.wants_key_frame(base.refs, request.options):
         base = None
     reference = None
     if base is not None:
         reference = base.reference or _load_reference(base)
-    encoded = states.encode(request.taken.snapshot, reference, request.preset)
+    encoded = states.encode(request.taken.snapshot, reference, notes)
     refs: tuple[SegmentRef, ...] = ()
     if not encoded.is_key:
         assert base is not None
@@ -190,7 +191,7 @@ def write_item(item: epath.Path, request: Request) -> Saved:
             refs = chain.carry_segments(base.item, item, base.refs)
         except MissingFileError as e:
             logging.warning("lcjax: the base of this save went away, writing a key frame: %s", e)
-            encoded = states.encode(request.taken.snapshot, None, request.preset)
+            encoded = states.encode(request.taken.snapshot, None, encoded.reference.notes)
             refs = ()
     pooled = refs[-1].pooled if refs else chain.choose_layout(item, request.root, request.options)
     own: list[SegmentRef] = []
@@ -200,7 +201,7 @@ def write_item(item: epath.Path, request: Request) -> Saved:
         own.append(chain.add_segment(item, request.root, encoded.own, "own", False))
     record = Record(
         request.taken.flat.skeleton,
-        request.taken.leaves,
+        with_losses(request.taken.flat.skeleton.names, request.taken.leaves, encoded),
         request.preset.to_json(),
         encoded.is_key,
         request.step,
@@ -324,7 +325,7 @@ def _load_reference(base: Saved) -> states.Reference | None:
                 return None  # nothing chained, or the shards of several processes
             last = chains[0][-1]
             values = {name: segment.decode_leaf(chains, name) for name in last.leaves}
-            return states.Reference.from_values(last.state, values)
+            return states.Reference.from_values(last.state, values, opened.record.notes())
     except (OSError, LcjaxError) as e:
         logging.warning(
             "lcjax: step %s cannot serve as a base, writing a key frame: %s", base.step, e

@@ -8,37 +8,33 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lcjax import boxes, hashing, segment
+from lcjax import boxes, hashing, scales, segment
 from lcjax._jax_context import neutral
 from lcjax.boxes import Box
-from lcjax.codecs import lc
+from lcjax.codecs import lc, levels, moments, steps
 from lcjax.container import Container, Writer
-from lcjax.policy import Preset
-
-
-class Item(NamedTuple):
-    """An array leaf ready to be encoded.
-
-    Attributes:
-      name: the leaf's name.
-      dtype: stored dtype, native byte order.
-      shape: stored shape.
-      codec: ``lc``, ``delta`` or ``alone``, see ``lcjax.policy``.
-      array: the flat values, numpy ``(elements,)``; None where they are in a device flat.
-    """
-
-    name: str
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    codec: str
-    array: np.ndarray | None
+from lcjax.jobs import (
+    BoundedJob,
+    Done,
+    ExactJob,
+    Item,
+    Job,
+    LcJob,
+    LevelJob,
+    Loss,
+    MomentJob,
+    StepJob,
+    span,
+)
+from lcjax.policy import CHAINED, Bounded, Lc, Level, Moment, Step
+from lcjax.scales import Note
 
 
 class Flat(NamedTuple):
@@ -125,24 +121,35 @@ class Reference:
       specs: leaf name -> (dtype, shape).
       flats: where the values are; immutable by agreement.
       where: leaf name -> number of its ``Flat``.
+      notes: leaf name -> what its last save left over, for leaves stored in steps.
     """
 
     state: str
     specs: dict[str, tuple[np.dtype, tuple[int, ...]]]
     flats: tuple[Flat, ...]
     where: dict[str, int]
+    notes: dict[str, Note] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, state: str, specs: dict[str, Any], flats: Sequence[Flat]) -> Reference:
+    def of(
+        cls,
+        state: str,
+        specs: dict[str, Any],
+        flats: Sequence[Flat],
+        notes: dict[str, Note] | None = None,
+    ) -> Reference:
         """Builds the table of places."""
         where = {name: k for k, flat in enumerate(flats) for name in flat.names}
-        return cls(state, specs, tuple(flats), where)
+        return cls(state, specs, tuple(flats), where, notes or {})
 
     @classmethod
-    def from_values(cls, state: str, values: dict[str, np.ndarray]) -> Reference:
+    def from_values(
+        cls, state: str, values: dict[str, np.ndarray], notes: dict[str, Note] | None = None
+    ) -> Reference:
         """A reference over arrays by leaf name, each in its leaf's dtype and shape."""
         specs = {name: (value.dtype, value.shape) for name, value in values.items()}
-        return cls.of(state, specs, [_alone(name, v.reshape(-1)) for name, v in values.items()])
+        flats = [_alone(name, v.reshape(-1)) for name, v in values.items()]
+        return cls.of(state, specs, flats, notes)
 
     def value(self, name: str) -> np.ndarray:
         """A leaf's flat values on the host; do not change them."""
@@ -170,51 +177,80 @@ class Encoded(NamedTuple):
       own: the segment of the leaves that only this save needs; None without any.
       reference: the new reference.
       is_key: whether ``chain`` stands by itself.
-      fidelity: what the lossy leaves lost, None if there are none.
+      fidelity: what the parameters lost together, None if none is stored with loss.
+      losses: what each lossy leaf lost, by name.
+      moments: the rebuilt values, flat, of lossy leaves outside the chain.
     """
 
     chain: Container | None
     own: Container | None
     reference: Reference
     is_key: bool
-    fidelity: lc.Fidelity | None
+    fidelity: Loss | None
+    losses: dict[str, Loss]
+    moments: dict[str, np.ndarray]
 
 
-def encode(snapshot: Snapshot, reference: Reference | None, preset: Preset) -> Encoded:
+def encode(
+    snapshot: Snapshot, reference: Reference | None, notes: Mapping[str, Note] | None = None
+) -> Encoded:
     """Encodes a snapshot, as deltas against a reference where there is one.
 
-    A leaf that the reference lacks, or has in another dtype or shape, is stored by itself.
-    Where the lossy delta is as large as the state itself (``rms(u - c) > rms(u) / 2``), the
-    reference is of no use and a key frame is written.
+    A leaf that the reference lacks, or has in another dtype or shape, is stored by itself,
+    and so is one whose delta is as large as itself (root mean square above half of the
+    leaf's). Where LC-Checkpoint's whole delta is, the reference is of no use and a key frame
+    is written.
+
+    Args:
+      snapshot: what to store.
+      reference: what a reader has, or None for a key frame.
+      notes: of the save before, where a key frame is wanted although there was one.
     """
-    chained = [i for i in snapshot.items if i.codec != "alone"]
-    alone = [i for i in snapshot.items if i.codec == "alone"]
+    chained = [i for i in snapshot.items if i.plan.kind in CHAINED]
+    own = [i for i in snapshot.items if i.plan.kind not in CHAINED]
+    if reference is not None:
+        notes = reference.notes
     usable = reference is not None and any(_has(reference, i) for i in chained)
+    part = _Chain(None, Reference.of("", {}, ()), True, None, {})
     if chained:
-        encoded = _encode_chain(snapshot, chained, reference if usable else None, preset)
+        encoded = _encode_chain(snapshot, chained, reference if usable else None, notes or {})
         if encoded is None:
-            encoded = _encode_chain(snapshot, chained, None, preset)
+            encoded = _encode_chain(snapshot, chained, None, notes or {})
         assert encoded is not None
-        chain, new, is_key, fidelity = encoded
-    else:
-        chain, new, is_key, fidelity = None, Reference.of("", {}, ()), True, None
-    own = None
-    if alone:
-        jobs = [_ExactJob(i, box, snapshot.host(i), None) for i in alone for box in _boxes(i)]
-        own, _ = _assemble("own", alone, jobs, [], None)
-    return Encoded(chain, own, new, is_key, fidelity)
+        part = encoded
+    container, losses, values = None, dict(part.losses), {}
+    if own:
+        old = None if part.is_key else reference
+        jobs = [job for i in own for job in _own_jobs(i, snapshot.host(i), part.reference, old)]
+        made = _assemble("own", own, jobs, None)
+        container = made.container
+        losses |= made.losses
+        values = {i.name: made.values[i.name] for i in own if i.plan.kind == "moment"}
+    return Encoded(
+        part.container, container, part.reference, part.is_key, part.fidelity, losses, values
+    )
+
+
+class _Chain(NamedTuple):
+    container: Container | None
+    reference: Reference
+    is_key: bool
+    fidelity: Loss | None
+    losses: dict[str, Loss]
 
 
 def _encode_chain(
-    snapshot: Snapshot, chained: list[Item], reference: Reference | None, preset: Preset
-) -> tuple[Container, Reference, bool, lc.Fidelity | None] | None:
+    snapshot: Snapshot,
+    chained: list[Item],
+    reference: Reference | None,
+    notes: Mapping[str, Note],
+) -> _Chain | None:
     """None where the reference turns out to be of no use."""
-    jobs: dict[str, list[_Job]] = {}
-    tables: list[np.ndarray] = []
+    jobs: dict[str, list[Job]] = {}
     flats: list[Flat] = []
-    fidelity: lc.Fidelity | None = None
-    lossy = [i for i in chained if i.codec == "lc" and _has(reference, i)]
-    for members in _scopes(lossy, preset):
+    fidelity: Loss | None = None
+    lossy = [i for i in chained if i.plan.kind == "lc" and _has(reference, i)]
+    for bits, members in _scopes(lossy):
         assert reference is not None
         groups = _by_dtype(members)
         pairs = []
@@ -222,80 +258,166 @@ def _encode_chain(
             names = [i.name for i in items]
             u = snapshot.gather(names, dtype)
             pairs.append((u, reference.gather(names, dtype, isinstance(u, np.ndarray))))
-        result = lc.quantize(pairs, preset.bits)
-        fidelity = result.fidelity if fidelity is None else fidelity + result.fidelity
+        result = lc.quantize(pairs, bits)
+        lost = _lc_loss(result)
+        fidelity = lost if fidelity is None else fidelity + lost
         for (_, items), group in zip(groups, result.groups, strict=True):
             flat = _flat_of(items, group.reference)
             flats.append(flat)
-            _lc_jobs(items, flat, group, len(tables), jobs)
-        tables.append(result.table)
+            _lc_jobs(items, flat, group, result.table, jobs)
     if fidelity is not None and fidelity.delta_squares > fidelity.state_squares / 4:
         return None
 
-    for item in chained:
-        if item.name in jobs:
-            continue
-        values = snapshot.host(item)
-        base = None
-        if item.codec == "delta" and _has(reference, item):
-            assert reference is not None
-            base = reference.value(item.name)
-        jobs[item.name] = [_ExactJob(item, box, values, base) for box in _boxes(item)]
-        flats.append(_alone(item.name, values))
-
-    is_key = reference is None
+    in_jobs = [i for i in chained if i.name not in jobs]
+    sizes = _Sizes(snapshot, reference, notes, in_jobs)
+    for item in in_jobs:
+        jobs[item.name] = _chain_jobs(item, sizes)
     ordered = [job for item in chained for job in jobs[item.name]]
-    base_id = None if reference is None else reference.state
-    container, state = _assemble("chain", chained, ordered, tables, base_id)
+    made = _assemble("chain", chained, ordered, None if reference is None else reference.state)
+    flats += [_alone(i.name, made.values[i.name]) for i in in_jobs]
+    for item in in_jobs:
+        if item.plan.kind == "step":
+            mine = made.losses.get(item.name)
+            if mine is not None:
+                fidelity = mine if fidelity is None else fidelity + mine
+    fresh = {
+        name: Note(step, made.losses[name].error_squares)
+        for name, step in sizes.steps.items()
+        if name in made.losses
+    }
     specs = {i.name: (i.dtype, i.shape) for i in chained}
-    return container, Reference.of(state, specs, flats), is_key, fidelity
+    new = Reference.of(made.state, specs, flats, fresh)
+    return _Chain(made.container, new, reference is None, fidelity, made.losses)
 
 
-class _ExactJob(NamedTuple):
-    item: Item
-    box: Box
-    values: np.ndarray
-    base: np.ndarray | None
+class _Sizes:
+    """Measures leaves, and decides from that how finely each is stored.
 
-    def run(self) -> tuple[dict[str, Any], bytes]:
-        span = _span(self.item, self.box)
-        base = None if self.base is None else self.base[span]
-        entry, payload = segment.encode_exact(self.values[span], base)
-        entry["hash"] = boxes.box_hash(self.values[span], self.box, self.item.shape)
-        return entry, payload
+    Attributes:
+      steps: leaf name -> step, of leaves stored in steps.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        reference: Reference | None,
+        notes: Mapping[str, Note],
+        items: Sequence[Item],
+    ) -> None:
+        self.values = {i.name: snapshot.host(i) for i in items}
+        self._bases = {
+            i.name: reference.value(i.name)
+            for i in items
+            if reference is not None and i.plan.kind != "lc" and _has(reference, i)
+        }
+        measured = [i for i in items if i.plan.kind in ("step", "bounded")]
+        with _pool() as pool:
+            found = pool.map(
+                lambda i: steps.measure(self.values[i.name], self._bases.get(i.name)), measured
+            )
+            self._measures = dict(zip((i.name for i in measured), found, strict=True))
+            nus = {i.name for i in items if i.plan.kind == "step" and i.plan.nu in self.values}
+            means = pool.map(
+                lambda i: float(np.mean(self.values[i.plan.nu], dtype=np.float64)),
+                [i for i in items if i.name in nus],
+            )
+            mean_nu = dict(zip((i.name for i in items if i.name in nus), means, strict=True))
+        for name, m in self._measures.items():
+            # A delta as large as the leaf says nothing that a key frame would not.
+            if name in self._bases and m.delta_squares > m.state_squares / 4:
+                del self._bases[name]
+        self.steps = scales.step_sizes(
+            {
+                i.name: scales.Leaf(
+                    i.plan.codec,
+                    self._measures[i.name],
+                    notes.get(i.name),
+                    mean_nu.get(i.name),
+                    i.name not in self._bases,
+                )
+                for i in items
+                if isinstance(i.plan.codec, Step)
+            }
+        )
+
+    def base(self, name: str) -> np.ndarray | None:
+        """What a reader has of a leaf, or None where it is of no use."""
+        return self._bases.get(name)
+
+    def top(self, name: str) -> float:
+        """The leaf's largest finite magnitude."""
+        return self._measures[name].top
 
 
-class _LcJob(NamedTuple):
-    item: Item
-    box: Box
-    codes: np.ndarray
-    table: int
-    where: np.ndarray
-    exact: np.ndarray
-    hash: Callable[[], str]
+def _chain_jobs(item: Item, sizes: _Sizes) -> list[Job]:
+    """The jobs of one leaf of the chain, all but LC-Checkpoint's deltas."""
+    u, base = sizes.values[item.name], sizes.base(item.name)
+    codec, parts = item.plan.codec, _boxes(item)
+    if isinstance(codec, Step):
+        step, top = sizes.steps[item.name], sizes.top(item.name)
+        return [StepJob(item, box, u, base, step, top) for box in parts]
+    if isinstance(codec, Level):
+        shift = 0
+        if base is not None:
+            total, count = levels.drift(u, base)
+            shift = round(total / count) if count else 0
+        return [LevelJob(item, box, u, base, shift) for box in parts]
+    if isinstance(codec, Bounded):
+        return [BoundedJob(item, box, u, base, sizes.top(item.name)) for box in parts]
+    return [ExactJob(item, box, u, base) for box in parts]
 
-    def run(self) -> tuple[dict[str, Any], bytes]:
-        entry, payload = segment.encode_lc(self.codes, self.table, self.where, self.exact)
-        entry["hash"] = self.hash()
-        return entry, payload
+
+def _own_jobs(item: Item, values: np.ndarray, new: Reference, old: Reference | None) -> list[Job]:
+    """The jobs of one leaf outside the chain."""
+    codec, plan = item.plan.codec, item.plan
+    if not isinstance(codec, Moment):
+        return [ExactJob(item, box, values, None) for box in _boxes(item)]
+    param, nu = plan.param, plan.nu
+    if param is not None and not (
+        _has(old, item._replace(name=param, dtype=new.specs[param][0]))
+        and new.specs[param][1] == item.shape
+    ):
+        param = None
+    if nu is not None and new.specs[nu][1] != item.shape:
+        nu = None
+    item = item._replace(plan=plan._replace(param=param, nu=nu))
+    delta = np.zeros(values.size, np.float32)
+    if param is not None:
+        assert old is not None
+        delta = moments.delta_of(new.value(param), old.value(param))
+    root = np.ones(values.size, np.float32) if nu is None else moments.root_of(new.value(nu))
+    scale = scales.moment_scale(codec, moments.fit(values, delta, root))
+    return [
+        MomentJob(item, box, values, delta, root, scale.gain, scale.step) for box in _boxes(item)
+    ]
 
 
-_Job = _ExactJob | _LcJob
+def _lc_loss(result: lc.Result) -> Loss:
+    lost = result.fidelity
+    odd = sum(int(g.exceptions.size) for g in result.groups)
+    zeros = sum(int(g.codes.size - np.count_nonzero(g.codes)) for g in result.groups) - odd
+    return Loss(
+        lost.delta_squares, lost.error_squares, lost.state_squares, lost.max_error, zeros, odd
+    )
 
 
 def _lc_jobs(
-    items: list[Item], flat: Flat, group: lc.Quantized, table: int, jobs: dict[str, list[_Job]]
+    items: list[Item],
+    flat: Flat,
+    group: lc.Quantized,
+    table: np.ndarray,
+    jobs: dict[str, list[Job]],
 ) -> None:
     """Cuts a quantized group into the chunks of its leaves."""
     pieces = [(item, box) for item in items for box in _boxes(item)]
     hashes = _piece_hashes(pieces, flat)
     for (item, box), digest in zip(pieces, hashes, strict=True):
         offset = flat.offsets[item.name][0]
-        span = _span(item, box)
-        start, stop = offset + span.start, offset + span.stop
+        part = span(item, box)
+        start, stop = offset + part.start, offset + part.stop
         first, last = np.searchsorted(group.exceptions, [start, stop])
         jobs.setdefault(item.name, []).append(
-            _LcJob(
+            LcJob(
                 item,
                 box,
                 group.codes[start:stop],
@@ -303,19 +425,20 @@ def _lc_jobs(
                 group.exceptions[first:last] - start,
                 group.exact[first:last],
                 digest,
+                None,
             )
         )
 
 
 def _piece_hashes(pieces: list[tuple[Item, Box]], flat: Flat) -> list[Callable[[], str]]:
     """Value hashes of the new reference's chunks, computed where the reference is."""
-    spans = [_span(item, box) for item, box in pieces]
+    spans = [span(item, box) for item, box in pieces]
     if isinstance(flat.array, np.ndarray):
 
-        def on_host(item: Item, box: Box, span: slice) -> str:
+        def on_host(item: Item, box: Box, part: slice) -> str:
             offset = flat.offsets[item.name][0]
             return boxes.box_hash(
-                flat.array[offset + span.start : offset + span.stop], box, item.shape
+                flat.array[offset + part.start : offset + part.stop], box, item.shape
             )
 
         return [
@@ -337,55 +460,79 @@ def _piece_hashes(pieces: list[tuple[Item, Box]], flat: Flat) -> list[Callable[[
     return [lambda t=t: t for t in texts]  # type: ignore[misc]
 
 
+class _Assembled(NamedTuple):
+    """A segment; the leaves' new values, flat (not of ``lc``); losses of lossy leaves."""
+
+    container: Container
+    state: str
+    values: dict[str, np.ndarray]
+    losses: dict[str, Loss]
+
+
 def _assemble(
-    kind: str,
-    items: list[Item],
-    jobs: Sequence[_Job],
-    tables: list[np.ndarray],
-    base: str | None,
-) -> tuple[Container, str]:
+    kind: str, items: Sequence[Item], jobs: Sequence[Job], base: str | None
+) -> _Assembled:
     """Runs the jobs side by side and writes their chunks in order."""
     writer = Writer()
-    leaves = {
+    leaves: dict[str, dict[str, Any]] = {
         i.name: {"name": i.name, "dtype": i.dtype.name, "shape": list(i.shape), "chunks": []}
         for i in items
     }
     hashes: dict[str, list[str]] = {i.name: [] for i in items}
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        for job, (entry, payload) in zip(jobs, pool.map(lambda j: j.run(), jobs), strict=True):
-            writer.add(payload)
+    parts: dict[str, list[np.ndarray]] = {}
+    losses: dict[str, Loss] = {}
+    tables: dict[bytes, int] = {}
+    with _pool() as pool:
+        for job, done in zip(jobs, pool.map(_run, jobs), strict=True):
+            entry, name = done.entry, job.item.name
+            writer.add(done.payload)
+            if "table" in entry:
+                text = entry["table"].astype("<f4").tobytes()
+                entry["table"] = tables.setdefault(text, len(tables))
             segment.describe_box(entry, job.box, job.item.shape)
-            leaves[job.item.name]["chunks"].append(entry)  # type: ignore[attr-defined]
-            hashes[job.item.name].append(entry["hash"])
+            leaves[name]["chunks"].append(entry)
+            hashes[name].append(entry["hash"])
+            if done.values is not None:
+                parts.setdefault(name, []).append(done.values)
+            if done.loss is not None:
+                losses[name] = losses[name] + done.loss if name in losses else done.loss
     state = segment.state_id(hashes)
     meta = {
         "kind": kind,
         "base": base,
         "state": state,
-        "tables": [t.astype("<f4").tobytes().hex() for t in tables],
+        "tables": [text.hex() for text in tables],
         "leaves": list(leaves.values()),
     }
-    return writer.finish(meta), state
+    values = {n: p[0] if len(p) == 1 else np.concatenate(p) for n, p in parts.items()}
+    return _Assembled(writer.finish(meta), state, values, losses)
+
+
+def _run(job: Job) -> Done:
+    return job.run()
+
+
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=os.cpu_count() or 1)
 
 
 def _boxes(item: Item) -> list[Box]:
     return boxes.split(item.shape)
 
 
-def _span(item: Item, box: Box) -> slice:
-    start = boxes.flat_start(box, item.shape)
-    return slice(start, start + math.prod(boxes.box_shape(box)))
-
-
 def _has(reference: Reference | None, item: Item) -> bool:
     return reference is not None and reference.specs.get(item.name) == (item.dtype, item.shape)
 
 
-def _scopes(items: list[Item], preset: Preset) -> list[list[Item]]:
-    """Leaves that share a code table."""
-    if not items:
-        return []
-    return [items] if preset.scope == "model" else [[i] for i in items]
+def _scopes(items: list[Item]) -> list[tuple[int, list[Item]]]:
+    """Leaves that share a code table, with the width of its codes."""
+    groups: dict[tuple[int, str], list[Item]] = {}
+    for item in items:
+        codec = item.plan.codec
+        assert isinstance(codec, Lc)
+        key = (codec.bits, "" if codec.scope == "model" else item.name)
+        groups.setdefault(key, []).append(item)
+    return [(bits, members) for (bits, _), members in groups.items()]
 
 
 def _by_dtype(items: list[Item]) -> list[tuple[np.dtype, list[Item]]]:
