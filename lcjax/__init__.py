@@ -1,6 +1,7 @@
 """lcjax: Orbax checkpoints of JAX and Flax training as small, verified deltas.
 
-    manager = ocp.CheckpointManager(path, handler_registry=lcjax.handler_registry(preset="paper"))
+    registry = lcjax.handler_registry(preset="balanced")
+    manager = ocp.CheckpointManager(path, handler_registry=registry)
 
 Names are loaded when first used, so that the pure functions (``encode``, ``decode``) work
 without importing Orbax. If Orbax is imported already, the handler is registered at once.
@@ -27,32 +28,53 @@ from lcjax.errors import (
 if TYPE_CHECKING:
     from lcjax import entropy
     from lcjax.chain import ChainOptions
+    from lcjax.explain import Explanation, explain
     from lcjax.messages import Ref, decode, encode
     from lcjax.orbax import CheckpointHandler, args, handler_registry
-    from lcjax.policy import Preset
+    from lcjax.orbax.v1 import install, uninstall
+    from lcjax.policy import Bounded, Exact, Lc, Level, Moment, Preset, Rule, Step
 
 _LAZY = {
+    "Bounded": ("lcjax.policy", "Bounded"),
     "ChainOptions": ("lcjax.chain", "ChainOptions"),
     "CheckpointHandler": ("lcjax.orbax", "CheckpointHandler"),
+    "Exact": ("lcjax.policy", "Exact"),
+    "Explanation": ("lcjax.explain", "Explanation"),
+    "Lc": ("lcjax.policy", "Lc"),
+    "Level": ("lcjax.policy", "Level"),
+    "Moment": ("lcjax.policy", "Moment"),
     "Preset": ("lcjax.policy", "Preset"),
     "Ref": ("lcjax.messages", "Ref"),
+    "Rule": ("lcjax.policy", "Rule"),
+    "Step": ("lcjax.policy", "Step"),
     "args": ("lcjax.orbax.args", None),
     "decode": ("lcjax.messages", "decode"),
     "encode": ("lcjax.messages", "encode"),
     "entropy": ("lcjax.entropy", None),
+    "explain": ("lcjax.explain", "explain"),
     "handler_registry": ("lcjax.orbax", "handler_registry"),
+    "install": ("lcjax.orbax.v1", "install"),
+    "uninstall": ("lcjax.orbax.v1", "uninstall"),
 }
 
 __all__ = [
     "BaseMismatchError",
+    "Bounded",
     "ChainOptions",
     "CheckpointHandler",
     "CorruptDataError",
+    "Exact",
+    "Explanation",
+    "Lc",
     "LcjaxError",
+    "Level",
     "MissingFileError",
+    "Moment",
     "Preset",
     "PresetError",
     "Ref",
+    "Rule",
+    "Step",
     "TreeMismatchError",
     "UnsupportedFormatError",
     "UnsupportedLeafError",
@@ -61,7 +83,10 @@ __all__ = [
     "decode",
     "encode",
     "entropy",
+    "explain",
     "handler_registry",
+    "install",
+    "uninstall",
 ]
 
 

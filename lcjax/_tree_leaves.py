@@ -1,8 +1,9 @@
 """What one leaf is: its kind, shape and dtype, and the part it plays in training."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -46,8 +47,9 @@ class Leaf:
         kind: ``jax``, ``numpy``, ``key``, or the name of a Python type: ``int``, ``float``,
             ``bool``, ``complex``, ``str``, ``bytes``. In a target also ``abstract`` (anything
             with a shape and a dtype) and ``placeholder`` (``...``, do not load).
-        role: see `role_of`.
+        role: see `role_of`, and `lcjax.roles` for a table.
         spec: shape and dtype of array leaves; None for the others.
+        slot: position in `parts` of the optimizer's field that holds the leaf, where there is one.
     """
 
     parts: Parts
@@ -55,8 +57,9 @@ class Leaf:
     kind: str
     role: str
     spec: ArraySpec | None
+    slot: int | None = None
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The leaf's name, such as ``params/Dense_0/kernel``."""
         return join_name(self.parts)
@@ -69,19 +72,79 @@ class Hint(NamedTuple):
         role: the role.
         root: for an optimizer state, how deep its outermost node lies; None where the class wraps
             a single leaf (an nnx variable), which tells no such thing.
+        owner: the name of the class at `root`.
     """
 
     role: str
     root: int | None = None
+    owner: str = ""
 
 
-_OPTIMIZER_NAMES = frozenset({"opt_state", "optimizer", "optimizer_state", "opt"})
 _OPTIMIZER_CLASSES = frozenset({"OptState", "OptVariable", "OptArray"})
 _RNG_CLASSES = frozenset({"RngState", "RngKey", "RngCount"})
-# The fields of optimizer states whose leaves deserve a codec of their own.
-_SLOTS = frozenset({"mu", "nu", "nu_max", "trace", "count", "acc_grads"})
+# Fields of optimizer states whose name alone tells what they hold.
+_TELLING = {name: name for name in ("mu", "nu", "nu_max", "trace", "count", "acc_grads", "ema")} | {
+    "exp_avg": "mu",  # Prodigy, DAdapt, MoMo
+    "m1": "mu",  # AdEMAMix; its m2 remembers thousands of steps, so it is no first moment to drop
+    "exp_avg_sq": "nu",
+    "sum_of_squares": "nu",  # AdaGrad
+    "grad_sum_sq": "nu",  # MADGRAD
+    "e_g": "nu",  # AdaDelta
+    "v_row": "nu",  # AdaFactor
+    "v_col": "nu",
+}
+# Fields that hold something else, or whose meaning takes the fields beside them to see. They are
+# listed so that a parameter called "mu" below them is not taken for a first moment.
+_OTHER_FIELDS = """
+    m m2 n v g s t r z x0 e_x step_sizes prev_updates previous_gradient grad_sum params0 init_params
+    init_particles cumulative_gradients subgradients reward projector hessian_fn_state hyperparams
+    diff_params_memory diff_updates_memory weights_memory adv_state avg_grad mean_grads
+    sum_sq_diff_grads mean_grads_ema variance_grads_ema found_nan measurements ns_coeffs
+    mini_step gradient_step step_count count_m2 steps_since_sync
+"""
+FIELD_ROLES = dict.fromkeys(_OTHER_FIELDS.split(), "optimizer") | _TELLING
+"""The fields of optimizer states, and the role that each has by its name alone."""
+
+# Below these come names that users choose: labels of groups, names of hyperparameters.
+_LABELLED = ("inner_states", "hyperparams_states")
+INNER_STATES = ("inner_state", "inner_states", "inner_opt_state")
+"""Fields of optax's wrappers that hold another optimizer's state."""
+
+_OPTIMIZER_NAME = re.compile(
+    r"(.*[_\-. ])?(opt|optim|optimizer)([_\-. ]?state)?s?|inner_states?", re.IGNORECASE
+)
+_RNG_WORDS = frozenset({"rng", "rngs", "prng"})
 # The last component of leaves below a flax.nnx.Variable.
 VARIABLE_FIELDS = ("value", "raw_value")
+
+
+@lru_cache(maxsize=4096)
+def words(part: str) -> tuple[str, ...]:
+    """The words of a path component, in lower case: ``target_params`` has two."""
+    return tuple(word for word in re.split(r"[_\-. ]", part.lower()) if word)
+
+
+@lru_cache(maxsize=4096)
+def _names_optimizer(part: str) -> bool:
+    return _OPTIMIZER_NAME.fullmatch(part) is not None
+
+
+def stem(parts: Parts) -> Parts:
+    """A path without the last component that nnx variables add."""
+    return parts[:-1] if len(parts) > 1 and parts[-1] in VARIABLE_FIELDS else parts
+
+
+def average_at(parts: Parts) -> int | None:
+    """Position of the component that names an average of parameters, such as ``ema_params``.
+
+    Below ``params`` nothing does: a layer may be called so.
+    """
+    for i, part in enumerate(parts):
+        if part == "params":
+            return None
+        if "ema" in words(part):
+            return i
+    return None
 
 
 def hint_of(cls: type, depth: int) -> Hint | None:
@@ -90,7 +153,8 @@ def hint_of(cls: type, depth: int) -> Hint | None:
     optax and flax are not imported: whoever has such a node has the package, nobody else needs it.
     """
     if cls.__module__.partition(".")[0] == "optax":
-        return Hint("optimizer", depth)
+        # The one class of optax that holds the trained parameters themselves.
+        return None if cls.__name__ == "LookaheadParams" else Hint("optimizer", depth, cls.__name__)
     names = {c.__name__ for c in cls.__mro__}
     if names & _OPTIMIZER_CLASSES:
         return Hint("optimizer")
@@ -104,6 +168,8 @@ def hint_of(cls: type, depth: int) -> Hint | None:
 def role_of(parts: Parts, kind: str, dtype: str | None, hint: Hint | None = None) -> str:
     """Guesses what a leaf is for, so that a policy can choose its codec without help.
 
+    `lcjax.roles.found` knows more, because it sees the other leaves too.
+
     Args:
         parts: the path components.
         kind: see `Leaf`.
@@ -111,28 +177,65 @@ def role_of(parts: Parts, kind: str, dtype: str | None, hint: Hint | None = None
         hint: what the class of an enclosing node says (optax states, nnx variables).
 
     Returns:
-        The first that fits: ``rng`` (typed keys, nnx ``RngKey`` and ``RngCount``); inside an
-        optimizer the field of its state that holds the leaf (``mu``, ``nu``, ``nu_max``,
-        ``trace``, ``count``, ``acc_grads``), else ``optimizer``; ``batch_stats``; ``step`` (an
-        integer leaf named so); ``param`` (real and complex floating arrays, averages of parameters
-        too); ``other``.
+        The first that fits: ``rng`` (typed keys, nnx ``RngKey`` and ``RngCount``, uint32 arrays
+        named so); inside an optimizer what `FIELD_ROLES` says of the field that holds the leaf,
+        else ``optimizer``; ``batch_stats``; for real and complex floating arrays ``ema`` or
+        ``param``; ``step`` (an integer leaf named so); ``other``. `lcjax.roles` has a table.
     """
-    if kind == "key" or (hint and hint.role == "rng"):
-        return "rng"
-    starts = [i + 1 for i, part in enumerate(parts) if part in _OPTIMIZER_NAMES]
-    in_optimizer = bool(starts) or (hint is not None and hint.role == "optimizer")
-    if in_optimizer:
-        if hint and hint.root is not None:
-            starts.append(hint.root)
-        # The outermost one: a parameter may be called "mu" too, but lies below the field.
-        inside = parts[min(starts, default=0) :]
-        return next((part for part in inside if part in _SLOTS), "optimizer")
-    if (hint and hint.role == "batch_stats") or "batch_stats" in parts:
-        return "batch_stats"
+    return _place(parts, kind, dtype, hint)[0]
+
+
+def _place(parts: Parts, kind: str, dtype: str | None, hint: Hint | None) -> tuple[str, int | None]:
+    """The role, and the position of the optimizer's field."""
+    start = _optimizer_start(parts, hint)
+    slot = None if start is None else field_at(parts, start)
+    if kind == "key" or (hint and hint.role == "rng") or (dtype == "uint32" and _names_key(parts)):
+        return "rng", slot
+    if start is not None:
+        role = "optimizer" if slot is None else FIELD_ROLES[parts[slot]]
+        if hint and hint.owner == "ScaleByRStdDevWithCountState" and role == "mu":
+            role = "optimizer"  # nu - mu^2 must stay positive, see `lcjax.roles.found`
+        return role, slot
+    if (hint and hint.role == "batch_stats") or any(p.endswith("batch_stats") for p in parts):
+        return "batch_stats", None
     if dtype is not None and jax.dtypes.issubdtype(np.dtype(dtype), np.inexact):
-        return "param"
-    own = parts[:-1] if len(parts) > 1 and parts[-1] in VARIABLE_FIELDS else parts
-    return "step" if own[-1:] == ("step",) and kind != "float" else "other"
+        return ("param" if average_at(parts) is None else "ema"), None
+    return ("step" if stem(parts)[-1:] == ("step",) and kind != "float" else "other"), None
+
+
+def _optimizer_start(parts: Parts, hint: Hint | None) -> int | None:
+    """Where the path enters an optimizer state, None if it does not."""
+    hinted = hint is not None and hint.role == "optimizer"
+    start = hint.root if hint is not None and hinted else None
+    for i, part in enumerate(parts[:start]):
+        if part == "params":
+            break  # a layer may be called "opt"
+        # nnx.ModelAndOptimizer holds the model beside its state.
+        if _names_optimizer(part) and parts[i + 1 : i + 2] != ("model",):
+            return i
+    return 0 if hinted and start is None else start
+
+
+def field_at(parts: Parts, start: int) -> int | None:
+    """Position of the field that holds a leaf of the optimizer state at `start`.
+
+    The outermost one: a parameter may be called "mu" too, but lies below the field.
+    """
+    i = start
+    while i < len(parts):
+        if parts[i] in _LABELLED:
+            i += 1
+        elif parts[i] in FIELD_ROLES:
+            return i
+        i += 1
+    return None
+
+
+def _names_key(parts: Parts) -> bool:
+    own = stem(parts)
+    return any(not _RNG_WORDS.isdisjoint(words(part)) for part in own) or (
+        bool(own) and words(own[-1])[-1:] == ("key",)
+    )
 
 
 def leaf_at(parts: Parts, value: Any, hint: Hint | None, *, target: bool) -> Leaf:
@@ -145,14 +248,17 @@ def leaf_at(parts: Parts, value: Any, hint: Hint | None, *, target: bool) -> Lea
     if scalar is not None:
         if scalar == "str" and not is_text(value):
             raise _unsupported(parts, value, "it has a lone surrogate; store its bytes instead")
-        return Leaf(parts, value, scalar, role_of(parts, scalar, None, hint), None)
+        role, slot = _place(parts, scalar, None, hint)
+        return Leaf(parts, value, scalar, role, None, slot)
     if target and value is ...:
-        return Leaf(parts, value, "placeholder", role_of(parts, "placeholder", None, hint), None)
+        role, slot = _place(parts, "placeholder", None, hint)
+        return Leaf(parts, value, "placeholder", role, None, slot)
     if isinstance(value, np.generic):
         value = np.asarray(value)
     kind, spec = _inspect(parts, value, target)
     role_kind = "key" if spec.impl is not None else kind
-    return Leaf(parts, value, kind, role_of(parts, role_kind, spec.dtype, hint), spec)
+    role, slot = _place(parts, role_kind, spec.dtype, hint)
+    return Leaf(parts, value, kind, role, spec, slot)
 
 
 _Inspected: TypeAlias = tuple[str, ArraySpec]

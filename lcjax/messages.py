@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lcjax import capture, container, policy, segment, state, tree
+from lcjax import capture, container, policy, rebuilt, segment, state, tree
 from lcjax.container import Writer
 from lcjax.errors import BaseMismatchError, CorruptDataError
 from lcjax.policy import Preset
@@ -42,7 +42,7 @@ class Ref:
     @property
     def tree(self) -> Any:
         """The state in plain containers (dicts and lists), see ``lcjax.tree.build``."""
-        values = [_as_leaf(v, kind, impl) for v, (kind, impl) in self._pairs()]
+        values = [rebuilt.as_leaf(v, kind, impl) for v, (kind, impl) in self._pairs()]
         return tree.build(self._skeleton, values)
 
     def as_tree(self, target: Any, *, partial: bool = False) -> Any:
@@ -59,7 +59,7 @@ class Ref:
 
         def get(leaf: tree.Leaf, number: int) -> Any:
             value, (kind, impl) = pairs[number]
-            made = _as_leaf(value, kind, impl)
+            made = rebuilt.as_leaf(value, kind, impl)
             if leaf.spec is not None:
                 tree.check_shape(leaf.name, np.shape(made), leaf.spec.shape)
             return made
@@ -115,19 +115,7 @@ def encode(
         writer.add(b"" if part is None else part.to_bytes())
     message = writer.finish(record.to_meta("message")).to_bytes()
 
-    items = {item.name: item for item in taken.snapshot.items}
-    values: list[Any] = []
-    for leaf, entry in zip(taken.flat.leaves, taken.leaves, strict=True):
-        if entry.spec is None:
-            values.append(leaf.value)
-            continue
-        item = items[leaf.name]
-        if entry.codec in policy.CHAINED:
-            flat = encoded.reference.value(leaf.name)
-        else:
-            found = encoded.moments.get(leaf.name)
-            flat = taken.snapshot.host(item) if found is None else found
-        values.append(flat.reshape(item.shape))
+    values = rebuilt.values_of(taken, encoded)
     new = Ref(
         encoded.reference.state,
         chosen,
@@ -135,7 +123,7 @@ def encode(
         encoded.reference,
         taken.flat.skeleton,
         _kinds(record),
-        tuple(values),
+        values,
     )
     return message, new
 
@@ -220,20 +208,3 @@ def _kinds(record: Record) -> tuple[tuple[str, str | None], ...]:
     return tuple(
         (leaf.kind, None if leaf.spec is None else leaf.spec.impl) for leaf in record.leaves
     )
-
-
-def _as_leaf(value: Any, kind: str, impl: str | None) -> Any:
-    """A stored value as the kind of leaf that was saved; numpy arrays are the caller's own."""
-    if kind in ("jax", "key"):
-        import jax
-        import jax.numpy as jnp
-
-        if kind == "key":
-            try:
-                return jax.random.wrap_key_data(jnp.asarray(value), impl=impl)
-            except (ValueError, TypeError) as e:
-                raise CorruptDataError(f"not the data of a PRNG key of {impl!r}: {e}") from e
-        if jax.dtypes.canonicalize_dtype(value.dtype) == value.dtype:
-            return jnp.asarray(value)
-        # 64 bits where jax has them disabled: exact as numpy, not rounded.
-    return value.copy() if isinstance(value, np.ndarray) else value

@@ -166,6 +166,29 @@ class Request(NamedTuple):
     custom: str | None = None
 
 
+class Encoding(NamedTuple):
+    """An encoded snapshot, and the save that its deltas build on."""
+
+    encoded: states.Encoded
+    base: Saved | None
+
+
+def encode(request: Request) -> Encoding:
+    """Encodes what an item is to hold, against its base where that pays.
+
+    The same request gives the same bytes, so this also tells what a save would store.
+    """
+    base = request.base
+    notes = None if base is None or base.reference is None else base.reference.notes
+    if base is not None and chain.wants_key_frame(base.refs, request.options):
+        base = None
+    reference = None
+    if base is not None:
+        reference = base.reference or _load_reference(base)
+    encoded = states.encode(request.taken.snapshot, reference, notes)
+    return Encoding(encoded, None if encoded.is_key else base)
+
+
 def write_item(item: epath.Path, request: Request) -> Saved:
     """Writes an item's files into its (temporary) directory, durably.
 
@@ -176,17 +199,9 @@ def write_item(item: epath.Path, request: Request) -> Saved:
     Returns:
       What to remember of it.
     """
-    base = request.base
-    notes = None if base is None or base.reference is None else base.reference.notes
-    if base is not None and chain.wants_key_frame(base.refs, request.options):
-        base = None
-    reference = None
-    if base is not None:
-        reference = base.reference or _load_reference(base)
-    encoded = states.encode(request.taken.snapshot, reference, notes)
+    encoded, base = encode(request)
     refs: tuple[SegmentRef, ...] = ()
-    if not encoded.is_key:
-        assert base is not None
+    if base is not None:
         try:
             refs = chain.carry_segments(base.item, item, base.refs)
         except MissingFileError as e:

@@ -15,10 +15,12 @@ What differs from Orbax's Standard handler, on purpose (see also `build`):
 * numpy scalars are allowed in a target, and come back as arrays of no dimensions.
 
 As in Orbax, a saved leaf is left out where the target has None (or another empty node) or ``...``
-in its very place, and a target that omits leaves altogether must ask for it (`partial`).
+in its very place, and a target that omits leaves altogether must ask for it (`partial`). A target
+of which only names and containers count is matched by `match_names`, as ``PyTreeRestore`` does.
 """
 
 import difflib
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ from lcjax._tree_leaves import (
     Leaf,
     array_of,
     hint_of,
+    is_key_dtype,
     leaf_at,
     role_of,
 )
@@ -78,8 +81,11 @@ __all__ = [
     "build_like",
     "check_shape",
     "flatten",
+    "flatten_names",
+    "is_key_dtype",
     "join_name",
     "match",
+    "match_names",
     "role_of",
     "scalar_from_json",
     "scalar_to_json",
@@ -123,20 +129,46 @@ def flatten(tree: Any, *, target: bool = False) -> Flat:
         >>> [(leaf.name, leaf.kind) for leaf in flat.leaves]
         [('n/1', 'int'), ('w', 'numpy')]
     """
-    walk = _Walk(target)
-    root = walk.visit(tree, (), None)
-    paths = tuple(leaf.parts for leaf in walk.leaves)
-    return Flat(tuple(walk.leaves), Skeleton(root, paths, tuple(walk.empties)))
+    return _Walk(functools.partial(leaf_at, target=target)).flat(tree)
+
+
+def flatten_names(tree: Any) -> Flat:
+    """Takes a tree apart of which only names and containers count: its leaves may be anything.
+
+    Args:
+        tree: any pytree.
+
+    Returns:
+        The leaves, of kind ``any``, or ``placeholder`` where there is ``...``; and the skeleton.
+
+    Raises:
+        UnsupportedLeafError: a dict key that is not stored, or a tree nested too deep.
+        TreeMismatchError: two children of a node with the same name.
+
+    Example:
+        >>> [(leaf.name, leaf.kind) for leaf in flatten_names({"a": object(), "b": ...}).leaves]
+        [('a', 'any'), ('b', 'placeholder')]
+    """
+    return _Walk(_any_leaf).flat(tree)
+
+
+def _any_leaf(parts: Parts, value: Any, _: Hint | None) -> Leaf:
+    return Leaf(parts, value, "placeholder" if value is ... else "any", "other", None)
 
 
 class _Walk:
     """One pass over a tree, one level at a time: JAX alone knows how to open each node."""
 
-    def __init__(self, target: bool) -> None:
-        self.target = target
+    def __init__(self, make_leaf: Callable[[Parts, Any, Hint | None], Leaf]) -> None:
+        self.make_leaf = make_leaf
         self.leaves: list[Leaf] = []
         self.empties: list[Parts] = []
         self.chars_left = MAX_NAME_CHARS
+
+    def flat(self, tree: Any) -> Flat:
+        root = self.visit(tree, (), None)
+        paths = tuple(leaf.parts for leaf in self.leaves)
+        return Flat(tuple(self.leaves), Skeleton(root, paths, tuple(self.empties)))
 
     def visit(self, node: Any, path: Parts, hint: Hint | None) -> Child:
         if node is None:
@@ -146,7 +178,7 @@ class _Walk:
         entries = _open(node, path)
         if entries is None:
             self._charge(path)
-            self.leaves.append(leaf_at(path, node, hint, target=self.target))
+            self.leaves.append(self.make_leaf(path, node, hint))
             return len(self.leaves) - 1
         if len(path) >= MAX_DEPTH:
             raise UnsupportedLeafError(
@@ -282,10 +314,12 @@ class Match:
         pairs: what to load, in the order of the target's leaves (without placeholders).
         skipped: indices of the saved leaves that the target leaves out: by None or ``...`` in
             their place, or because a partial restore was asked for.
+        kept: the target's leaves that were not saved and stay as they are (`match_names`).
     """
 
     pairs: tuple[Pair, ...]
     skipped: tuple[int, ...]
+    kept: tuple[Parts, ...]
     _treedef: Any
     _leaves: tuple[Leaf, ...]
 
@@ -300,10 +334,9 @@ class Match:
         """
         if len(values) != len(self.pairs):
             raise ValueError(f"expected {len(self.pairs)} values, one per pair; got {len(values)}")
-        loaded = iter(values)
+        loaded = {pair.target.parts: value for pair, value in zip(self.pairs, values, strict=True)}
         return jax.tree.unflatten(
-            self._treedef,
-            [... if leaf.kind == "placeholder" else next(loaded) for leaf in self._leaves],
+            self._treedef, [loaded.get(leaf.parts, leaf.value) for leaf in self._leaves]
         )
 
 
@@ -325,25 +358,104 @@ def match(target: Any, saved: Skeleton | Iterable[Parts], *, partial: bool = Fal
         TreeMismatchError: leaves are missing from the checkpoint or from the target.
         UnsupportedLeafError: the target holds something that is neither a leaf nor a placeholder.
     """
-    flat = flatten(target, target=True)
     paths = saved.paths if isinstance(saved, Skeleton) else tuple(saved)
-    index = {path: i for i, path in enumerate(paths)}
-    found = {leaf.parts: index.pop(leaf.parts) for leaf in flat.leaves if leaf.parts in index}
+    empties = {*saved.empties} if isinstance(saved, Skeleton) else set()
+    flat = flatten(target, target=True)
+    found, unused = _find(flat, paths)
+    missing = [leaf.parts for leaf in flat.leaves if leaf.parts not in found]
+    _refuse_mismatch(flat, missing, unused, paths, empties, partial)
+    return _matched(target, flat, found, unused)
+
+
+def match_names(target: Any, saved: Skeleton, *, partial: bool = False) -> Match:
+    """Pairs the leaves of a target with saved leaves as Orbax's ``PyTreeRestore`` does.
+
+    Only the target's names and containers count: its leaves may be anything. A placeholder stays
+    whether or not it was saved.
+
+    Args:
+        target: the tree to restore into.
+        saved: the saved skeleton.
+        partial: accept a target that lacks saved leaves, and keep those of its leaves for which
+            the saved dicts have no place.
+
+    Returns:
+        The pairs (of leaves as `flatten_names` gives them), what was left out and kept, and how
+        to rebuild the target.
+
+    Raises:
+        TreeMismatchError: leaves are missing from the checkpoint or from the target; also where a
+            container was saved in a leaf's place, or a leaf, None or a shorter list above it.
+    """
+    flat = flatten_names(target)
+    found, unused = _find(flat, saved.paths)
+    lacking = [leaf for leaf in flat.leaves if leaf.parts not in found]
+    missing = [
+        leaf.parts
+        for leaf in lacking
+        if leaf.kind != "placeholder" and not (partial and _has_room(saved.root, leaf.parts))
+    ]
+    _refuse_mismatch(flat, missing, unused, saved.paths, {*saved.empties}, partial)
+    return _matched(target, flat, found, unused)
+
+
+def _has_room(root: Child, path: Parts) -> bool:
+    """Whether a leaf of this path could be added to the saved dicts and fields."""
+    node = root
+    for part in path:
+        if not isinstance(node, Node):
+            return False
+        keyed = node.kind in KEYED
+        texts = map(key_text, node.keys) if keyed else map(str, range(len(node.children)))
+        children = dict(zip(texts, node.children, strict=True))
+        if part not in children:
+            return keyed
+        node = children[part]
+    return False
+
+
+def _find(flat: Flat, paths: Sequence[Parts]) -> tuple[dict[Parts, int], dict[Parts, int]]:
+    """The saved leaf of each of a target's leaves, by name; and the saved ones left over."""
+    unused = {path: i for i, path in enumerate(paths)}
+    found = {leaf.parts: unused.pop(leaf.parts) for leaf in flat.leaves if leaf.parts in unused}
     lacking = [leaf.parts for leaf in flat.leaves if leaf.parts not in found]
-    for path, i in _pair_variables(lacking, index).items():
+    for path, i in _pair_variables(lacking, unused).items():
         found[path] = i
-        del index[paths[i]]
-    missing = [path for path in lacking if path not in found]
+        del unused[paths[i]]
+    return found, unused
+
+
+def _refuse_mismatch(
+    flat: Flat,
+    missing: list[Parts],
+    unused: Mapping[Parts, int],
+    paths: Sequence[Parts],
+    were_empty: set[Parts],
+    partial: bool,
+) -> None:
     empties = {*flat.skeleton.empties}
-    extra = [] if partial else [path for path in index if path not in empties]
+    extra = [] if partial else [path for path in unused if path not in empties]
     if missing or extra:
-        were_empty = {*saved.empties} if isinstance(saved, Skeleton) else set()
         raise TreeMismatchError(_describe_mismatch(missing, extra, paths, flat, were_empty))
-    pairs = [(leaf, found[leaf.parts]) for leaf in flat.leaves]
-    unloaded = [i for leaf, i in pairs if leaf.kind == "placeholder"]
+
+
+def _matched(
+    target: Any, flat: Flat, found: Mapping[Parts, int], unused: Mapping[Parts, int]
+) -> Match:
+    pairs: list[Pair] = []
+    skipped = [*unused.values()]
+    kept: list[Parts] = []
+    for leaf in flat.leaves:
+        if leaf.kind == "placeholder":
+            skipped += [found[leaf.parts]] if leaf.parts in found else []
+        elif leaf.parts in found:
+            pairs.append(Pair(leaf, found[leaf.parts]))
+        else:
+            kept.append(leaf.parts)
     return Match(
-        pairs=tuple(Pair(leaf, i) for leaf, i in pairs if leaf.kind != "placeholder"),
-        skipped=tuple(sorted([*index.values(), *unloaded])),
+        pairs=tuple(pairs),
+        skipped=tuple(sorted(skipped)),
+        kept=tuple(kept),
         _treedef=jax.tree.structure(target),
         _leaves=flat.leaves,
     )

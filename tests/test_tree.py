@@ -532,7 +532,8 @@ def test_roles_of_nnx():
     ("original", "role"),
     [
         ({"batch_stats": {"mean": A}}, "batch_stats"),
-        ({"ema": A}, "param"),
+        ({"ema": A}, "ema"),
+        ({"params": {"ema": A}}, "param"),
         ({"c": jnp.ones(2, "complex64")}, "param"),
         ({"low": jnp.ones(2, "float8_e5m2")}, "param"),
         ({"ids": np.arange(3)}, "other"),
@@ -542,7 +543,8 @@ def test_roles_of_nnx():
         ({"k": jax.random.key(0)}, "rng"),
         ({"opt_state": {"k": jax.random.key(0)}}, "rng"),
         ({"opt": {"0": {"trace": {"w": A}}}}, "trace"),
-        ({"optimizer": {"0": {"sum_of_squares": {"w": A}}}}, "optimizer"),
+        ({"optimizer": {"0": {"sum_of_squares": {"w": A}}}}, "nu"),
+        ({"optimizer": {"0": {"momenta": {"w": A}}}}, "optimizer"),
         ({"adopt": {"w": A}}, "param"),
     ],
 )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import jax
 import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 
-from lcjax import capture, policy, session, tree, warm
+from lcjax import capture, policy, rebuilt, session, tree, warm
 from lcjax.chain import MANIFEST_FILE, ChainOptions, collect
+from lcjax.errors import PresetError
 from lcjax.orbax import place, values
 from lcjax.orbax.args import Restore, Save
 from lcjax.orbax.restoring import (
@@ -24,6 +26,9 @@ from lcjax.orbax.restoring import (
 )
 from lcjax.policy import Preset
 
+Chosen: TypeAlias = str | Preset | Callable[[int | None, str], str | Preset]
+"""A preset, or a function of the step and the item's name that chooses one."""
+
 
 class CheckpointHandler(ocp.AsyncCheckpointHandler):
     """Saves and restores pytrees with lcjax; use it with any Orbax v0 checkpointer.
@@ -32,9 +37,12 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):
     apart by directory and item. Steps that plain Orbax wrote are read by Orbax.
 
     Args:
-      preset: ``"paper"`` or ``"lossless"``; no default, and needed only to save.
+      preset: ``"lossless"``, ``"balanced"``, ``"extreme"``, ``"paper"``, an ``lcjax.Preset``,
+        or a function of the step (or None) and the item's name that returns one, so that
+        every tenth save, or the last, can be exact. No default, and needed only to save.
       bits: code width of ``paper``, 1 to 8 (3 if not given, as the paper finds enough).
       scope: ``"model"`` (as published) or ``"leaf"``.
+      items: presets of single items by name, before ``preset``.
       chain: a ``lcjax.ChainOptions``; how chains are laid out and how long they grow.
 
     Raises:
@@ -43,13 +51,18 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):
 
     def __init__(
         self,
-        preset: str | Preset | None = None,
+        preset: Chosen | None = None,
         *,
         bits: int | None = None,
         scope: str | None = None,
+        items: Mapping[str, str | Preset] | None = None,
         chain: ChainOptions | None = None,
     ) -> None:
-        self._preset = None if preset is None else policy.resolve(preset, bits, scope)
+        self._bits, self._scope = bits, scope
+        self._preset = preset
+        if not callable(preset) and preset is not None:
+            self._preset = policy.resolve(preset, bits, scope)
+        self._items = {name: policy.resolve(p) for name, p in (items or {}).items()}
         self._options = chain or ChainOptions()
         self._memory = session.Memory()
         self._told = False
@@ -108,19 +121,20 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):
         item: Any,
         save_args: Any,
         args: ocp.args.CheckpointArgs | None,
+        everywhere: bool = False,
     ) -> tuple[session.Request | None, session.Key]:
         if isinstance(item, ocp.args.CheckpointArgs):
             args, item = item, None
         given = args if args is not None else Save(item, save_args)
-        preset = self._preset_of(given)
         pytree = values.cast_for_save(
             getattr(given, "item", None), getattr(given, "save_args", None)
         )
         if pytree is None:
             raise ValueError("nothing to save: the item is None")
         at = place.find(directory, getattr(given, "step", None))
+        preset = self._preset_of(given, at)
         key = session.Key(str(at.root), at.item)
-        if jax.process_index() != 0:
+        if jax.process_index() != 0 and not everywhere:
             return None, key
         flat = tree.flatten(pytree)
         texts, numbers = values.sharding_texts(flat.leaves)
@@ -143,10 +157,14 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):
         )
         return request, key
 
-    def _preset_of(self, given: Any) -> Preset:
+    def _preset_of(self, given: Any, at: place.Place) -> Preset:
         bits, scope = getattr(given, "bits", None), getattr(given, "scope", None)
         preset = getattr(given, "preset", None)
-        chosen = policy.resolve(self._preset if preset is None else preset, bits, scope)
+        if preset is None:
+            preset = self._items.get(at.item, self._preset)
+        if callable(preset):
+            preset = policy.resolve(preset(at.step, at.item), self._bits, self._scope)
+        chosen = policy.resolve(preset, bits, scope)
         if chosen.is_lossy and not self._told:
             self._told = True
             logging.warning(
@@ -155,6 +173,43 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):
                 chosen.name,
             )
         return chosen
+
+    def reconstruction(
+        self,
+        item: Any,
+        directory: epath.PathLike | None = None,
+        *,
+        step: int | None = None,
+        name: str = "default",
+        preset: str | Preset | None = None,
+    ) -> Any:
+        """What a restore will return of a save that is about to be made; writes nothing.
+
+        Metrics that a manager ranks steps by describe the live state, unless they are taken
+        from this.
+
+        Args:
+          item: the pytree that will be saved.
+          directory: the manager's directory; with it, deltas build on what was saved there.
+          step: the step that will be saved.
+          name: the item's name in the manager, ``"default"`` where it has no other.
+          preset: as ``lcjax.args.Save`` has it.
+
+        Returns:
+          The same containers; arrays as they would be restored.
+        """
+        root = epath.Path("/") if directory is None else epath.Path(directory)
+        given = Save(item, preset=preset, step=step, key_frame=directory is None)
+        request, _ = self._request(root / str(step or 0) / name, None, None, given, everywhere=True)
+        assert request is not None
+        found = rebuilt.values_of(request.taken, session.encode(request).encoded)
+        flat = request.taken.flat
+
+        def get(_: tree.Leaf, number: int) -> Any:
+            leaf = request.taken.leaves[number]
+            return rebuilt.as_leaf(found[number], leaf.kind, leaf.spec.impl if leaf.spec else None)
+
+        return tree.build_like(item, flat.skeleton, get)
 
     def _write(self, directory: epath.Path, request: session.Request, key: session.Key) -> None:
         saved = session.write_item(directory, request)
@@ -226,11 +281,13 @@ ocp.args.register_with_handler(CheckpointHandler, for_restore=True)(Restore)
 
 
 def handler_registry(
-    preset: str | Preset,
+    preset: Chosen | None = None,
     *,
     bits: int | None = None,
     scope: str | None = None,
+    items: Mapping[str, str | Preset] | None = None,
     chain: ChainOptions | None = None,
+    handler: CheckpointHandler | None = None,
 ) -> ocp.handlers.CheckpointHandlerRegistry:
     """A registry for ``ocp.CheckpointManager`` that gives every pytree item to lcjax.
 
@@ -239,15 +296,23 @@ def handler_registry(
     other arguments (``JsonSave``, ``ArraySave``, ...) stay with Orbax.
 
     Args:
-      preset: ``"paper"`` or ``"lossless"``; no default.
+      preset: see ``CheckpointHandler``; no default.
       bits: see ``CheckpointHandler``.
       scope: see ``CheckpointHandler``.
+      items: see ``CheckpointHandler``.
       chain: see ``CheckpointHandler``.
+      handler: a ``CheckpointHandler`` made before, in place of all other arguments.
 
     Raises:
       PresetError: an unknown preset or option.
     """
-    handler = CheckpointHandler(policy.resolve(preset, bits, scope), chain=chain)
+    if handler is None:
+        chosen = preset if callable(preset) else policy.resolve(preset, bits, scope)
+        if not callable(preset):
+            bits = scope = None
+        handler = CheckpointHandler(chosen, bits=bits, scope=scope, items=items, chain=chain)
+    elif (preset, bits, scope, items, chain) != (None,) * 5:
+        raise PresetError("give either a handler or the options to make one")
     registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
     for cls in (
         Save,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,78 @@ _CASTS: dict[str, Any] = {"int": int, "float": float, "bool": bool, "complex": c
 _TEXTS = ("str", "bytes")
 
 
+class _Form(NamedTuple):
+    """What a leaf is to become.
+
+    Attributes:
+      kind: ``key``, ``text``, ``scalar``, ``numpy`` or ``jax``.
+      dtype: to cast to, None to keep the saved one.
+      impl: of keys, their PRNG.
+      python: of scalars, the type's name; None for whatever type the value has.
+    """
+
+    kind: str
+    dtype: np.dtype | None = None
+    impl: str | None = None
+    python: str | None = None
+
+
+def _form(saved: LeafRecord, target: tree.Leaf | None, arg: ocp.RestoreArgs | None) -> _Form:
+    """What the arguments ask for, else the target, else as it was saved."""
+    asked, python = _asked(arg)
+    given = getattr(arg, "dtype", None)
+    own = None if given is None or tree.is_key_dtype(given) else np.dtype(given)
+    dtype = own
+    if dtype is None and target is not None and target.spec is not None:
+        dtype = np.dtype(target.spec.dtype)
+    if asked is None and own is None and target is not None and target.kind in _CASTS:
+        return _Form("scalar", python=target.kind)
+    impl = _key_wanted(saved, target)
+    if impl is not None and asked in (None, "jax"):
+        return _Form("key", impl=impl)
+    if saved.kind in _TEXTS or asked == "text":
+        return _Form("text")
+    if asked == "scalar":
+        return _Form(asked, own, python=python)
+    if asked is not None:
+        return _Form(asked, dtype)
+    if saved.spec is None and (target is None or target.kind in _CASTS):
+        return _Form("scalar", own)
+    like = saved.kind if target is None or target.kind in _CASTS else target.kind
+    if like == "abstract" and getattr(target.value, "sharding", None) is None:  # type: ignore[union-attr]
+        like = saved.kind  # what Orbax makes of a shape and a dtype alone
+    return _Form("jax" if like in ("jax", "abstract", "key") else "numpy", dtype)
+
+
+def _asked(arg: ocp.RestoreArgs | None) -> tuple[str | None, str | None]:
+    """The kind of form, and the Python type, that ``restore_type`` names."""
+    restore_type = getattr(arg, "restore_type", None)
+    if not isinstance(restore_type, type):
+        return None, None
+    if issubclass(restore_type, jax.Array):
+        return "jax", None
+    if issubclass(restore_type, np.ndarray):
+        return "numpy", None
+    name = restore_type.__name__
+    return ("scalar" if name in _CASTS else "text" if name in _TEXTS else None), name
+
+
 def check_fits(
-    name: str, saved: LeafRecord, target: tree.Leaf | None, arg: ocp.RestoreArgs | None
+    name: str,
+    saved: LeafRecord,
+    target: tree.Leaf | None,
+    arg: ocp.RestoreArgs | None,
+    *,
+    strict: bool = True,
 ) -> None:
     """Refuses a leaf that cannot become what the caller wants, before anything is read.
+
+    Args:
+      name: the leaf's name.
+      saved: its record.
+      target: the target's leaf, or None.
+      arg: its ``RestoreArgs``, or None.
+      strict: whether the target's shape must be the saved one; see ``restored``.
 
     Raises:
       TreeMismatchError: another shape, another kind of PRNG key, or text against numbers.
@@ -31,38 +99,75 @@ def check_fits(
         shape = () if saved.spec is None else stored_shape(saved.spec)
     except UnsupportedLeafError as e:
         raise UnsupportedLeafError(f"leaf {name!r}: {e}") from e
-    given = getattr(arg, "global_shape", None)
-    if given is not None:
-        seen = () if saved.spec is None else saved.spec.shape
-        tree.check_shape(name, shape if len(given) == len(shape) else seen, given)
-    scalar = _scalar_wanted(target, arg)
-    if scalar is not None and shape != ():
+    form = _form(saved, target, arg)
+    _check_kinds(name, saved, target, arg)
+    if form.kind == "scalar" and shape != ():
         raise TreeMismatchError(
-            f"leaf {name!r} was saved with shape {shape}, but the target is a Python {scalar}"
+            f"leaf {name!r} was saved with shape {shape}, but the target is a Python "
+            f"{form.python or 'scalar'}"
         )
-    if target is None:
+    fitted = _fitted_shape(target, arg, strict)
+    if form.kind in ("jax", "numpy") and fitted is not None:
+        if len(fitted) != len(shape):
+            tree.check_shape(name, shape, fitted)
         return
-    if (saved.kind in _TEXTS or target.kind in _TEXTS) and saved.kind != target.kind:
-        raise TreeMismatchError(
-            f"leaf {name!r} was saved as {_called(saved.kind)}, but the target is "
-            f"{_called(target.kind)}"
-        )
-    if target.spec is None:
+    wanted = getattr(arg, "global_shape", None)
+    if wanted is not None:
+        check_shape(name, saved, tuple(wanted))
+    if target is None or target.spec is None:
         return
-    wanted = target.spec
-    if saved.spec is not None and saved.spec.impl is not None and wanted.impl is not None:
-        if saved.spec.impl != wanted.impl:
+    spec = target.spec
+    if saved.spec is not None and saved.spec.impl is not None and spec.impl is not None:
+        if saved.spec.impl != spec.impl:
             raise TreeMismatchError(
                 f"leaf {name!r} was saved as a PRNG key of {saved.spec.impl}, but the target's is "
-                f"{wanted.impl or 'unknown'}"
+                f"{spec.impl or 'unknown'}"
             )
-        tree.check_shape(name, saved.spec.shape, wanted.shape)
+        tree.check_shape(name, saved.spec.shape, spec.shape)
     else:
-        tree.check_shape(name, shape, stored_shape(wanted))
-        if wanted.impl is not None and (saved.spec is None or saved.spec.dtype != "uint32"):
+        tree.check_shape(name, shape, stored_shape(spec))
+        if spec.impl is not None and (saved.spec is None or saved.spec.dtype != "uint32"):
             raise TreeMismatchError(
                 f"leaf {name!r} was saved as {_called(saved.kind)}, but the target is a PRNG key"
             )
+
+
+def check_shape(name: str, saved: LeafRecord, wanted: tuple[int, ...]) -> None:
+    """Refuses a shape that is neither the leaf's nor, of PRNG keys, that of their data.
+
+    Raises:
+      TreeMismatchError: another shape.
+    """
+    shape = () if saved.spec is None else stored_shape(saved.spec)
+    seen = () if saved.spec is None else saved.spec.shape
+    tree.check_shape(name, shape if len(wanted) == len(shape) else seen, wanted)
+
+
+def _check_kinds(
+    name: str, saved: LeafRecord, target: tree.Leaf | None, arg: ocp.RestoreArgs | None
+) -> None:
+    """Refuses text where numbers are wanted, and numbers where text is."""
+    asked, python = _asked(arg)
+    wanted = {"jax": "jax", "numpy": "numpy"}.get(asked or "", python)
+    if wanted is None:
+        wanted = None if target is None else target.kind
+    if wanted is not None and wanted != saved.kind and {wanted, saved.kind} & {*_TEXTS}:
+        raise TreeMismatchError(
+            f"leaf {name!r} was saved as {_called(saved.kind)}, but what is asked for is "
+            f"{_called(wanted)}"
+        )
+
+
+def _fitted_shape(
+    target: tree.Leaf | None, arg: ocp.RestoreArgs | None, strict: bool
+) -> tuple[int, ...] | None:
+    """The shape to cut or pad to, None where the saved shape must be the wanted one."""
+    if not getattr(arg, "strict", True):
+        wanted = getattr(arg, "global_shape", None)
+        return None if wanted is None else tuple(wanted)
+    if strict or target is None or target.spec is None:
+        return None
+    return stored_shape(target.spec)
 
 
 def restored(
@@ -73,6 +178,8 @@ def restored(
     arg: ocp.RestoreArgs | None,
     saved_sharding: Any,
     fallback: Any,
+    *,
+    strict: bool = True,
 ) -> Any:
     """Makes the leaf to return, of a pair that ``check_fits`` has let through.
 
@@ -81,54 +188,78 @@ def restored(
       value: as ``record.read_leaves`` gives it.
       saved: the saved leaf's record.
       target: the target's leaf, or None.
-      arg: its ``RestoreArgs``, or None; they win over the target.
+      arg: its ``RestoreArgs``, or None; they win over the target. With ``strict=False`` in
+        them, the array is cut or padded with zeros to their ``global_shape``.
       saved_sharding: the sharding at save, if it exists here, or None.
       fallback: the sharding to use where there is none.
+      strict: False to cut or pad to the target's shape.
 
     Raises:
       TreeMismatchError: the value cannot be a Python scalar of the target's type.
     """
+    form = _form(saved, target, arg)
+    if form.kind == "text":
+        return value
+    if form.kind == "scalar":
+        return _scalar(name, np.asarray(value).item() if saved.spec else value, form)
+    array = np.asarray(value)
+    shape = None if form.kind == "key" else _fitted_shape(target, arg, strict)
+    if shape is not None and shape != array.shape:
+        array = _fit(array, shape)
     sharding = _sharding(target, arg)
     if sharding is None and saved_sharding is not None:
-        sharding = _placing(saved_sharding, np.shape(value))
+        sharding = _placing(saved_sharding, np.shape(array))
     if sharding is None:
         sharding = fallback
-    impl = _key_wanted(saved, target)
-    if impl is not None:
+    if form.kind == "key":
         # The sharding may be meant for the keys or for their data; the data take both.
         data = jnp.asarray(value) if sharding is None else jax.device_put(value, sharding)
-        return jax.random.wrap_key_data(data, impl=impl)
-    if isinstance(value, (str, bytes)):
-        return value
-    scalar = _scalar_wanted(target, arg)
-    if scalar is not None:
-        number = np.asarray(value).item() if saved.spec else value
-        try:
-            return _CASTS[scalar](number)
-        except (TypeError, ValueError, OverflowError) as e:
-            raise TreeMismatchError(
-                f"leaf {name!r} was saved as {number!r}, but the target is a Python {scalar}"
-            ) from e
-    dtype = getattr(arg, "dtype", None)
-    if dtype is None and target is not None and target.spec is not None:
-        dtype = np.dtype(target.spec.dtype)
-    for_jax = isinstance(arg, ocp.ArrayRestoreArgs)
-    if saved.spec is None and target is None and dtype is None and not for_jax:
-        return value
-    array = np.asarray(value)
-    if dtype is not None and array.dtype != np.dtype(dtype):
-        array = array.astype(np.dtype(dtype))
-    like = saved.kind if target is None else target.kind
-    if like == "abstract" and getattr(target.value, "sharding", None) is None:  # type: ignore[union-attr]
-        like = saved.kind  # what Orbax makes of a shape and a dtype alone
-    wants_numpy = like not in ("jax", "abstract", "key") and not for_jax
-    if getattr(arg, "restore_type", None) is np.ndarray or (
-        wants_numpy and getattr(arg, "restore_type", None) is None
-    ):
+        return jax.random.wrap_key_data(data, impl=form.impl)
+    if form.dtype is not None and array.dtype != form.dtype:
+        array = _cast(array, form.dtype)
+    if form.kind == "numpy":
         return array
+    if saved.spec is None and form.dtype is None:
+        array = _as_jax_would(array)
     if _loses_bits(array.dtype):
         return array  # exact as numpy; jax without 64 bits would round it
     return jax.device_put(array, sharding)
+
+
+def _scalar(name: str, number: Any, form: _Form) -> Any:
+    """A Python scalar, of the wanted type."""
+    try:
+        if form.dtype is not None:
+            number = _cast(np.asarray(number), form.dtype).item()
+        return number if form.python is None else _CASTS[form.python](number)
+    except (TypeError, ValueError, OverflowError) as e:
+        raise TreeMismatchError(
+            f"leaf {name!r} was saved as {number!r}, but the target is a Python "
+            f"{form.python or form.dtype}"
+        ) from e
+
+
+def _cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The array in another dtype, as asked for: without warnings of what does not fit."""
+    if array.dtype.kind == "c" and dtype.kind != "c":
+        array = array.real
+    with np.errstate(all="ignore"):
+        return array.astype(dtype)
+
+
+def _as_jax_would(scalar: np.ndarray) -> np.ndarray:
+    """A Python scalar's value in the dtype that jax gives it, if an integer fits there."""
+    dtype = jax.dtypes.canonicalize_dtype(scalar.dtype)
+    cast = scalar.astype(dtype)
+    return scalar if dtype.kind in "iu" and cast != scalar else cast
+
+
+def _fit(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The array cut or padded with zeros at the end of each axis, to a shape of the same rank."""
+    kept = tuple(slice(0, min(a, b)) for a, b in zip(array.shape, shape, strict=True))
+    out = np.zeros(shape, array.dtype)
+    out[kept] = array[kept]
+    return out
 
 
 def _key_wanted(saved: LeafRecord, target: tree.Leaf | None) -> str | None:
@@ -144,16 +275,6 @@ def _key_wanted(saved: LeafRecord, target: tree.Leaf | None) -> str | None:
     if target.spec.impl is None and target.kind != "abstract":
         return None
     return target.spec.impl or impl
-
-
-def _scalar_wanted(target: tree.Leaf | None, arg: ocp.RestoreArgs | None) -> str | None:
-    """The Python type that the leaf shall have, None where it is to be an array."""
-    restore_type = getattr(arg, "restore_type", None)
-    if isinstance(restore_type, type) and restore_type.__name__ in _CASTS:
-        return restore_type.__name__
-    if target is None or target.kind not in _CASTS or getattr(arg, "dtype", None) is not None:
-        return None
-    return None if isinstance(arg, ocp.ArrayRestoreArgs) else target.kind
 
 
 def stored_shape(spec: tree.ArraySpec) -> tuple[int, ...]:
@@ -198,7 +319,11 @@ def _loses_bits(dtype: np.dtype) -> bool:
 
 
 def cast_for_save(item: Any, save_args: Any) -> Any:
-    """The tree with the ``dtype`` of ``ocp.SaveArgs`` applied."""
+    """The tree with the ``dtype`` of ``ocp.SaveArgs`` applied.
+
+    As in Orbax, a Python scalar becomes one of the dtype's own kind (an int with a float dtype is
+    saved as float); PRNG keys and text have no dtype to change.
+    """
     if save_args is None:
         return item
 
@@ -206,8 +331,10 @@ def cast_for_save(item: Any, save_args: Any) -> Any:
         dtype = getattr(arg, "dtype", None)
         if dtype is None:
             return leaf
-        if isinstance(leaf, (bool, int, float)):
-            return type(leaf)(np.asarray(leaf).astype(dtype).item())
+        if type(leaf) in (bool, int, float, complex):
+            return np.asarray(leaf).astype(dtype).item()
+        if not hasattr(leaf, "astype") or tree.is_key_dtype(leaf.dtype):
+            return leaf
         return leaf.astype(dtype)
 
     return jax.tree.map(cast, item, save_args, is_leaf=lambda x: x is None)
