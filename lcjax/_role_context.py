@@ -134,7 +134,7 @@ def _meanings(below: dict[str, set[Parts]], factored: bool) -> dict[str, str]:
         out["nu"] = "optimizer"
     if fields >= {"mu", "nu"} and "count" not in fields:
         one_per_axis = any(path[:-1] in below["nu"] and path[-1:] == ("0",) for path in below["mu"])
-        out |= {"mu": "nu", "nu": "mu"} if one_per_axis else {"mu": "optimizer"}
+        out |= {"mu": "nu", "nu": "mu"} if one_per_axis else {"mu": "optimizer", "nu": "optimizer"}
     if "ema" in fields and factored:
         out["ema"] = "mu"  # of updates; elsewhere the name stands for averages of parameters
     return out

@@ -193,7 +193,7 @@ def _place(parts: Parts, kind: str, dtype: str | None, hint: Hint | None) -> tup
         return "rng", slot
     if start is not None:
         role = "optimizer" if slot is None else FIELD_ROLES[parts[slot]]
-        if hint and hint.owner == "ScaleByRStdDevWithCountState" and role == "mu":
+        if hint and hint.owner == "ScaleByRStdDevWithCountState" and role in ("mu", "nu"):
             role = "optimizer"  # nu - mu^2 must stay positive, see `lcjax.roles.found`
         return role, slot
     if (hint and hint.role == "batch_stats") or any(p.endswith("batch_stats") for p in parts):

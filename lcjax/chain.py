@@ -60,7 +60,7 @@ class ChainOptions:
 
     layout: Layout = "auto"
     max_chain: int = 64
-    delta_budget: float = 1.0
+    delta_budget: float = 4.0
     grace_seconds: float = 3600.0
 
     def __post_init__(self) -> None:

@@ -25,8 +25,8 @@ class TreeMismatchError(LcjaxError, ValueError):
     """The saved tree and the target differ in leaves, shapes or structure."""
 
 
-class UnsupportedLeafError(LcjaxError, TypeError):
-    """A leaf is of a type or dtype that lcjax does not store."""
+class UnsupportedLeafError(LcjaxError, TypeError, ValueError):
+    """A leaf is of a type or dtype that lcjax does not store; Orbax raises ValueError."""
 
 
 class PresetError(LcjaxError, ValueError):

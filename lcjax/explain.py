@@ -93,8 +93,8 @@ def in_words(plan: Plan) -> str:
     if isinstance(codec, Lc):
         return f"LC-Checkpoint, {codec.bits} bits, scope {codec.scope}"
     if isinstance(codec, Step):
-        weight = f", weighted by mean({plan.nu})^-{codec.weight:g}" if plan.nu else ""
-        return f"steps of {codec.size:g} rms of its movement{weight}"
+        whose = f"all deltas, by mean({plan.nu})^-{codec.weight:g}" if plan.nu else "its delta"
+        return f"steps of {codec.size:g} rms of {whose}"
     if isinstance(codec, Level):
         return f"levels of log2, {codec.octaves:g} octaves apart"
     if isinstance(codec, Moment):

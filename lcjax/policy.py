@@ -66,17 +66,18 @@ class Step:
     """Parameters in steps that follow their updates, see ``lcjax.codecs.steps``.
 
     Attributes:
-      size: the step, in root mean squares of the leaf's movement since the save before.
+      size: the step, in root mean squares of the deltas: of all leaves with second moments
+        together, else of the leaf.
       dead_zone: updates up to this many steps are postponed.
-      reach: factor on the representatives.
+      reach: the first representative, in steps.
       weight: leaves with large second moments get finer steps: by ``mean(v)^-weight``.
       key_bits: a first key frame keeps each leaf's root mean square to this many bits.
     """
 
     name = "step"
     size: float = 2.0
-    dead_zone: float = 0.6
-    reach: float = 1.0
+    dead_zone: float = 0.5
+    reach: float = 0.9
     weight: float = 0.25
     key_bits: int = 11
 
@@ -98,7 +99,7 @@ class Level:
     """
 
     name = "level"
-    octaves: float = 1.0
+    octaves: float = 2.0
     dead_zone: float = 0.5
 
     def __post_init__(self) -> None:
@@ -119,7 +120,7 @@ class Moment:
     name = "moment"
     size: float | None = None
     dead_zone: float = 0.6
-    boost: float = 1.0
+    boost: float = 2.0
 
     def __post_init__(self) -> None:
         if self.size is not None:
@@ -230,14 +231,14 @@ class Plan(NamedTuple):
 
 
 _BALANCED = (
-    Rule(Step(), role="param|ema"),
-    Rule(Level(octaves=1.0), role="nu|nu_max"),
-    Rule(Moment(size=None), role="mu|trace"),
+    Rule(Step(size=2.2, reach=0.95), role="param|ema"),
+    Rule(Level(), role="nu|nu_max"),
+    Rule(Moment(), role="mu|trace"),
 )
 _EXTREME = (
-    Rule(Step(size=3.0, key_bits=9), role="param|ema"),
-    Rule(Level(octaves=2.0), role="nu|nu_max"),
-    Rule(Moment(size=None), role="mu|trace"),
+    Rule(Step(size=3.8, reach=0.85, key_bits=9), role="param|ema"),
+    Rule(Level(dead_zone=0.75), role="nu|nu_max"),
+    Rule(Moment(), role="mu|trace"),
 )
 
 
@@ -251,11 +252,11 @@ _PRESETS = {
     "lossless": _Named("every bit comes back", ()),
     "paper": _Named("parameters as LC-Checkpoint (ICML 2020) has them, everything else exact", ()),
     "balanced": _Named(
-        "training resumed from it loses at most 5 steps, as `lcjax bench fidelity` measures it",
+        "made so that training that resumes from it loses no more than 5 steps",
         _BALANCED,
     ),
     "extreme": _Named(
-        "the fewest bytes that training still goes on well from: at most 20 steps lost",
+        "the fewest bytes that training still goes on from, losing no more than 20 steps",
         _EXTREME,
     ),
 }
@@ -410,7 +411,10 @@ def plans(preset: Preset, leaves: Sequence[Leaf]) -> tuple[Plan | None, ...]:
     if not any(plan is not None and plan.kind in ("moment", "step") for plan in made):
         return tuple(made)
     partners = roles.partners(
-        [dataclasses.replace(leaf, role=r) for leaf, r in zip(leaves, found_roles, strict=True)]
+        [
+            leaf if leaf.role == role else dataclasses.replace(leaf, role=role)
+            for leaf, role in zip(leaves, found_roles, strict=True)
+        ]
     )
     chained = {
         leaf.name

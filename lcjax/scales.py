@@ -11,9 +11,15 @@ import numpy as np
 from lcjax.codecs import moments, steps
 from lcjax.policy import Moment, Step
 
-# A leaf counts as still where what it moved is below this share of what the save before had
-# left over; only then is there nothing that a finer step would show.
-_STILL = 1e-4
+# A leaf counts as still where its delta is what the save before left over, to the digits that a
+# manifest keeps; only then is there nothing that a finer step would show.
+_STILL = 1e-5
+# In the long run a delta is partly what was left over, partly what training moved. Where a
+# learning rate fades, the first part would keep steps as they were: so they also follow the
+# second, which is this much below the whole in the long run.
+_LEAD = 1.8
+# Steps shrink at most so much from save to save; a delta of more steps costs too much.
+_SHRINK = 16.0
 # No step is finer than this share of the leaf's root mean square: floats themselves are not.
 _FINEST = 2.0**-18
 
@@ -51,41 +57,58 @@ class Leaf(NamedTuple):
 def step_sizes(leaves: Mapping[str, Leaf]) -> dict[str, float]:
     """The step of each leaf, in the leaf's units.
 
-    What a leaf moved since the save before is what its delta holds beyond what that save
-    left over. The step is ``size`` times its root mean square, and finer for leaves with
-    larger second moments: where gradients are large, an error costs more.
+    Leaves with a second moment share one scale, the root mean square of all their deltas:
+    ``size`` times that, times ``mean(v)^-weight`` over its own root mean square. Where
+    gradients are large an error costs more, and what a leaf moved does not matter beside
+    that. A leaf without a second moment goes by its own delta.
     """
     weights = _weights(leaves)
-    return {name: _step(leaf, weights[name]) for name, leaf in leaves.items()}
+    shared = _shared_scale(leaves, weights)
+    return {name: _step(leaf, weights.get(name), shared) for name, leaf in leaves.items()}
 
 
-def _step(leaf: Leaf, weight: float) -> float:
+def _step(leaf: Leaf, weight: float | None, shared: float) -> float:
     count = max(leaf.measured.elements, 1)
     size = math.sqrt(leaf.measured.state_squares / count)
     first = size * 2.0**-leaf.codec.key_bits
     if leaf.is_key:
         return leaf.note.step if leaf.note is not None and leaf.note.step > 0 else first
-    moved = leaf.measured.delta_squares
+    delta = leaf.measured.delta_squares
+    if leaf.note is not None and abs(delta - leaf.note.left) <= _STILL * leaf.note.left:
+        return leaf.note.step
+    scale = math.sqrt(_scale_squares(leaf) / count) if weight is None else shared * weight
+    step = max(leaf.codec.size * scale, size * _FINEST)
     if leaf.note is not None:
-        moved -= leaf.note.left
-        if moved <= _STILL * leaf.note.left:
-            return leaf.note.step
-    step = leaf.codec.size * math.sqrt(moved / count) * weight
-    return max(step, size * _FINEST) if moved > 0 else first
+        step = max(step, leaf.note.step / _SHRINK)
+    return step if step > 0 else first
+
+
+def _scale_squares(leaf: Leaf) -> float:
+    """A leaf's delta, or what it moved where that is much less; sum of squares."""
+    delta = leaf.measured.delta_squares
+    if leaf.note is None:
+        return delta
+    return min(delta, _LEAD**2 * max(delta - leaf.note.left, 0.0))
 
 
 def _weights(leaves: Mapping[str, Leaf]) -> dict[str, float]:
-    """``mean(v)^-weight`` of each leaf, over its average weighted by elements and movement."""
+    """``mean(v)^-weight`` of each leaf with a second moment, its mean square over elements 1."""
     raw = {
         name: leaf.mean_nu**-leaf.codec.weight
         for name, leaf in leaves.items()
         if leaf.mean_nu is not None and leaf.mean_nu > 0 and math.isfinite(leaf.mean_nu)
     }
     total = sum(leaves[n].measured.elements for n in raw)
-    if not total:
-        return dict.fromkeys(leaves, 1.0)
-    logs = sum(leaves[n].measured.elements * math.log(w) for n, w in raw.items()) / total
-    return {name: raw[name] / math.exp(logs) if name in raw else 1.0 for name in leaves}
+    squares = sum(leaves[n].measured.elements * w * w for n, w in raw.items())
+    scale = math.sqrt(squares / total) if total and squares > 0 else 1.0
+    return {name: w / scale for name, w in raw.items()}
+
+
+def _shared_scale(leaves: Mapping[str, Leaf], weights: Mapping[str, float]) -> float:
+    """Root mean square over all weighted leaves that have a reference."""
+    taken = [leaves[n] for n in weights if not leaves[n].is_key]
+    count = sum(leaf.measured.elements for leaf in taken)
+    return math.sqrt(sum(map(_scale_squares, taken)) / count) if count else 0.0
 
 
 class MomentScale(NamedTuple):

@@ -22,7 +22,9 @@ def build(chunks=CHUNKS, meta=META) -> bytes:
     return writer.finish(meta).to_bytes()
 
 
-def forge(index: bytes, body: bytes = b"", packed: bytes | None = None, version: int = 1) -> bytes:
+def forge(
+    index: bytes, body: bytes = b"", packed: bytes | None = None, version: int = container.VERSION
+) -> bytes:
     """A container with right hashes around any index."""
     header = struct.pack("<8sHHI", container.HEADER_MAGIC, version, 0, 0)
     packed = zlib.compress(index) if packed is None else packed
@@ -46,7 +48,7 @@ def test_round_trip():
 
 def test_the_bytes_are_those_of_the_format_page():
     data = build([b"abc"], {})
-    assert data[:16] == bytes.fromhex("894c434a580d0a1a 0100 0000 00000000")
+    assert data[:16] == bytes.fromhex("894c434a580d0a1a 0200 0000 00000000")
     assert data[16:19] == b"abc"
     offset, packed, size, digest, magic = struct.unpack("<QQQ16s8s", data[-48:])
     assert (offset, magic) == (19, b"LCJXEND\n")
@@ -84,9 +86,9 @@ def test_trailing_bytes_are_found():
 
 def test_a_later_version_says_what_to_do():
     with pytest.raises(
-        UnsupportedFormatError, match=r"format version 2.*reads up to 1.*pip install"
+        UnsupportedFormatError, match=r"format version 3.*reads up to 2.*pip install"
     ):
-        container.from_bytes(forge(b'{"chunks":[],"meta":{}}', version=2))
+        container.from_bytes(forge(b'{"chunks":[],"meta":{}}', version=3))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def test_an_index_that_unpacks_to_more_than_it_says_is_refused():
 
 
 def test_an_index_over_the_limit_is_refused_before_unpacking():
-    header = struct.pack("<8sHHI", container.HEADER_MAGIC, 1, 0, 0)
+    header = struct.pack("<8sHHI", container.HEADER_MAGIC, container.VERSION, 0, 0)
     packed = zlib.compress(b"{}")
     sizes = struct.pack("<QQQ", len(header), len(packed), container.MAX_INDEX_BYTES + 1)
     digest = bytes.fromhex(hashing.content_name(header + packed + sizes))

@@ -7,9 +7,14 @@ import orbax.checkpoint as ocp
 import pytest
 
 import lcjax
-from tests.golden.make import plain
+from tests.golden.make import PRESETS, plain
 
 VERSIONS = sorted((pathlib.Path(__file__).parent / "golden").glob("v*"))
+CASES = [
+    pytest.param(folder, path.name.removesuffix("-0.msg"), id=f"{folder.name}-{path.stem[:-2]}")
+    for folder in VERSIONS
+    for path in sorted(folder.glob("*-0.msg"))
+]
 
 
 def same(tree, path):
@@ -21,8 +26,7 @@ def same(tree, path):
     return True
 
 
-@pytest.mark.parametrize("folder", VERSIONS, ids=lambda p: p.name)
-@pytest.mark.parametrize("preset", ["paper", "lossless"])
+@pytest.mark.parametrize(("folder", "preset"), CASES)
 def test_messages(folder, preset):
     ref = None
     for step in range(4):
@@ -30,8 +34,7 @@ def test_messages(folder, preset):
         assert same(ref.tree, folder / f"{preset}-{step}.npz")
 
 
-@pytest.mark.parametrize("folder", VERSIONS, ids=lambda p: p.name)
-@pytest.mark.parametrize("preset", ["paper", "lossless"])
+@pytest.mark.parametrize(("folder", "preset"), CASES)
 @pytest.mark.parametrize("layout", ["linked", "pooled"])
 def test_steps(folder, preset, layout):
     root = folder / f"{preset}-{layout}"
@@ -45,4 +48,5 @@ def test_steps(folder, preset, layout):
 def test_there_are_files_of_this_version():
     from lcjax import container
 
-    assert f"v{container.VERSION}" in [folder.name for folder in VERSIONS]
+    folder = next(f for f in VERSIONS if f.name == f"v{container.VERSION}")
+    assert {p.name for p in folder.glob("*-0.msg")} == {f"{preset}-0.msg" for preset in PRESETS}

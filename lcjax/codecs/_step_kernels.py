@@ -40,11 +40,10 @@ def measure_alone(u, out):
 
 
 @kernel()
-def quantize(d, threshold, step, codes, sums, counts):
+def quantize(d, threshold, step, codes, counts):
     """Codes of a delta: 0 up to the threshold, then ``2 q - 1`` (positive) or ``2 q``.
 
-    255 marks what has no code: not finite, or ``q > 127``. ``sums`` and ``counts`` collect
-    the deltas per code.
+    255 marks what has no code: not finite, or ``q > 127``. ``counts`` counts each code.
     """
     inverse = np.float32(1.0) / step
     odd = 0
@@ -57,7 +56,6 @@ def quantize(d, threshold, step, codes, sums, counts):
         if q < _MOST:
             code = 2 * np.int64(q) + 1 + (d[k] < 0)
             codes[k] = code
-            sums[code] += d[k]
             counts[code] += 1
         else:
             codes[k] = _ODD

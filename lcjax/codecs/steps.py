@@ -2,9 +2,9 @@
 
 A *delta* takes ``d = u - c`` of a chunk: ``|d|`` up to the threshold is code 0 and is
 postponed, as in LC-Checkpoint; above, bins of one step each are numbered ``+1, -1, +2, ...``
-as codes 1, 2, 3, ... A bin's representative is the mean of the deltas in it, on the grid
-below. The chunk is stored as a table and codes, and read as LC-Checkpoint's are
-(``c + table[code]``, see ``lcjax.codecs.lc``).
+as codes 1, 2, 3, ... Their representatives are one step apart. The chunk is stored as a
+table and codes, and read as LC-Checkpoint's are (``c + table[code]``, see
+``lcjax.codecs.lc``).
 
 A *key frame* stores integers ``n`` with ``c = n * 2^e``, exact in float32.
 
@@ -110,7 +110,7 @@ class Delta(NamedTuple):
 
 
 def quantize(
-    u: np.ndarray, c: np.ndarray, step: float, dead_zone: float, reach: float | None = 1.0
+    u: np.ndarray, c: np.ndarray, step: float, dead_zone: float, reach: float | None = None
 ) -> Delta:
     """Quantizes a chunk's delta.
 
@@ -119,8 +119,8 @@ def quantize(
       c: the reference, same shape and dtype.
       step: width of a bin, in the leaf's units.
       dead_zone: the threshold in steps; 0.5 makes all bins alike.
-      reach: factor on the representatives; above 1 they lead their bins' means, which makes
-        up for what the dead zone holds back. None takes the bins' middles.
+      reach: the first representative, in steps; the others follow one step apart. None
+        takes the bins' middles.
     """
     from lcjax.codecs import _step_kernels as kernels
 
@@ -129,13 +129,13 @@ def quantize(
     with np.errstate(invalid="ignore", over="ignore"):
         d = values - base
     codes = np.empty(u.size, np.uint8)
-    sums, counts = np.zeros(256), np.zeros(256, np.int64)
+    counts = np.zeros(256, np.int64)
     odd = kernels.quantize(
-        read_only(d), np.float32(dead_zone * step), np.float32(step), codes, sums, counts
+        read_only(d), np.float32(dead_zone * step), np.float32(step), codes, counts
     )
     where = np.flatnonzero(codes == _ODD) if odd else np.zeros(0, np.int64)
     codes[where] = 0
-    table = _table(sums, counts, step, dead_zone, reach)
+    table = _table(counts, step, dead_zone + 0.5 if reach is None else reach)
     reference = c.copy()
     apply(reference, codes, table)
     exact = u[where]
@@ -148,19 +148,14 @@ def quantize(
     )
 
 
-def _table(
-    sums: np.ndarray, counts: np.ndarray, step: float, dead_zone: float, reach: float | None
-) -> np.ndarray:
-    """Representatives of the codes in use, on the grid of the step."""
+def _table(counts: np.ndarray, step: float, first: float) -> np.ndarray:
+    """Representatives up to the last code in use, on the grid of the step."""
     used = np.flatnonzero(counts)
-    table = np.zeros(int(used[-1]) + 1 if used.size else 1, np.float32)
+    codes = np.arange(int(used[-1]) + 1 if used.size else 1)
     unit = _unit(step)
-    if reach is None:
-        middles = ((used + 1) // 2 - 0.5 + dead_zone) * step
-        wanted = np.where(used % 2 == 1, middles, -middles)
-    else:
-        wanted = sums[used] / counts[used] * reach
-    table[used] = np.rint(wanted / unit) * unit
+    sizes = np.rint(((codes + 1) // 2 - 1 + first) * step / unit) * unit
+    table = np.where(codes % 2 == 1, sizes, -sizes).astype(np.float32)
+    table[0] = 0
     return table
 
 

@@ -16,6 +16,7 @@ import orbax.checkpoint as ocp
 import lcjax
 from lcjax import container
 
+PRESETS = ("paper", "lossless", "balanced")
 HERE = pathlib.Path(__file__).parent
 
 
@@ -33,7 +34,11 @@ def states():
                 "odd": jnp.asarray(odd),
                 "empty": jnp.zeros((0, 3)),
             },
-            "opt_state": {"mu": weights[0] * 0.1, "nu": weights[1] ** 2, "count": np.int32(step)},
+            "opt_state": {
+                "mu": {"kernel": weights * 0.1 + np.float32(0.01)},
+                "nu": {"kernel": np.square(weights) * np.float32(1 + step)},
+                "count": np.int32(step),
+            },
             "fp8": jnp.asarray(weights[0], jnp.float8_e4m3fn),
             "int4": jnp.arange(-8, 8, dtype=jnp.int4),
             "bits": np.array([True, False, True]),
@@ -63,7 +68,7 @@ def plain(tree):
 def main():
     target = HERE / f"v{container.VERSION}"
     target.mkdir()
-    for preset in ("paper", "lossless"):
+    for preset in PRESETS:
         ref = None
         for step, state in enumerate(states()):
             message, ref = lcjax.encode(state, ref, preset=preset)
@@ -72,7 +77,7 @@ def main():
         for layout in ("linked", "pooled"):
             with tempfile.TemporaryDirectory() as folder:
                 registry = lcjax.handler_registry(
-                    preset=preset, chain=lcjax.ChainOptions(layout=layout)
+                    preset=preset, chain=lcjax.ChainOptions(layout=layout, delta_budget=1e9)
                 )
                 options = ocp.CheckpointManagerOptions(max_to_keep=1)
                 with ocp.CheckpointManager(
