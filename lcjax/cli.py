@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import pathlib
 import sys
 
@@ -20,6 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="lcjax", description="A checkpoint codec for JAX.")
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_demo(commands)
+    _add_inspect(commands)
     options = parser.parse_args(argv)
     return options.call(options)
 
@@ -40,6 +42,55 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     demo.add_argument("--bits", type=int, help="bits per symbol (default of paper: 3)")
     demo.add_argument("--quick", action="store_true", help="a tiny model and a few steps")
     demo.set_defaults(call=_demo)
+
+
+def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds ``lcjax inspect``."""
+    parser = commands.add_parser(
+        "inspect",
+        help="show what each step of a run holds, and what was lost of it",
+        description="Reads manifests and indices only, below a manager's, a step's or an item's "
+        "directory.",
+    )
+    parser.add_argument("root", metavar="ROOT")
+    parser.add_argument("--step", type=int, help="only this step, leaf by leaf")
+    parser.add_argument("--item", help="only this item")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write everything there")
+    parser.add_argument(
+        "--plot", type=pathlib.Path, metavar="FILE", help="draw bytes and error along the run"
+    )
+    parser.set_defaults(call=_inspect)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    """Runs ``lcjax inspect``."""
+    from lcjax import inspecting
+    from lcjax.errors import LcjaxError
+    from lcjax.tables import show
+
+    try:
+        steps = inspecting.inspect(options.root)
+    except LcjaxError as error:
+        print(f"lcjax inspect: {error}", file=sys.stderr)
+        return 1
+    chosen = [s for s in steps if options.item in (None, s.item)]
+    chosen = [s for s in chosen if options.step in (None, s.step)]
+    if not chosen:
+        print(f"lcjax inspect: {options.root} has no such step or item", file=sys.stderr)
+        return 1
+    show(options.root, [s._replace(leaves=())._asdict() for s in chosen], leave_out=("leaves",))
+    for step in chosen if options.step is not None else ():
+        rows = [
+            leaf._asdict() | (leaf.lost or inspecting.NOTHING_LOST)._asdict()
+            for leaf in step.leaves
+        ]
+        show(f"step {step.step} {step.item}", rows, leave_out=("lost", "left"))
+    if options.json:
+        text = json.dumps([inspecting.to_json(s) for s in chosen], indent=1)
+        options.json.write_text(text + "\n")
+    if options.plot:
+        inspecting.picture(chosen, options.plot)
+    return 0
 
 
 def _demo(options: argparse.Namespace) -> int:

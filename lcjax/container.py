@@ -193,6 +193,10 @@ class Reader:
     def __len__(self) -> int:
         return len(self._chunks)
 
+    def chunk_size(self, number: int) -> int:
+        """Bytes of a chunk, without reading it."""
+        return self._chunks[number][1]
+
     def chunk(self, number: int) -> memoryview:
         """The bytes of a chunk, checked against their hash.
 
