@@ -33,11 +33,7 @@ from lcjax.container import Reader
 from lcjax.dtypes import dtype_from_name
 from lcjax.errors import BaseMismatchError, CorruptDataError
 
-NEEDS_BASE = (
-    "lc",
-    "levels",
-    *(f"exact:{mode}" for mode in getattr(exact, "NEEDS_BASE", ("diff",))),
-)
+NEEDS_BASE = ("lc", "levels", *(f"exact:{mode}" for mode in exact.NEEDS_BASE))
 _EXACT = tuple(f"exact:{mode}" for mode in exact.MODES)
 # Lossy codecs and the dtypes that each can hold.
 _LOSSY = {

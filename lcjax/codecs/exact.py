@@ -21,10 +21,12 @@ from __future__ import annotations
 import numpy as np
 
 from lcjax import entropy
+from lcjax._varint import read_varint, varint
 from lcjax.errors import CorruptDataError
 from lcjax.hashing import read_only
 
 MODES = ("plain", "float", "diff")
+NEEDS_BASE = ("diff",)
 _SAMPLE = 1 << 16  # elements looked at to choose between a delta and the values alone
 
 
@@ -49,7 +51,7 @@ def encode(values: np.ndarray, base: np.ndarray | None = None) -> tuple[str, byt
     out = bytearray()
     for plane in _split(values, base if mode == "diff" else None, mode):
         stream = entropy.encode(plane, threads=1)
-        out += _varint(len(stream)) + stream
+        out += varint(len(stream)) + stream
     return mode, bytes(out)
 
 
@@ -83,7 +85,7 @@ def decode(
     planes = np.empty((word.itemsize, count * per_element), np.uint8)
     at = 0
     for plane in planes:
-        size, at = _read_varint(payload, at)
+        size, at = read_varint(payload, at)
         if size > len(payload) - at:
             raise CorruptDataError(
                 f"plane of {size} bytes in a payload that has {len(payload) - at} left"
@@ -148,25 +150,3 @@ def _sampled_size(values: np.ndarray, base: np.ndarray | None, mode: str) -> flo
         values = values[where]
         base = None if base is None else base[where]
     return sum(entropy.entropy_bits(plane) for plane in _split(values, base, mode))
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 63, 7):
-        if at >= len(data):
-            break
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise CorruptDataError("a plane's length is cut short or over 63 bits")
