@@ -114,19 +114,20 @@ class Moment:
     Attributes:
       size: step for what the prediction misses, in root mean squares of it; None drops it.
       dead_zone: up to this many steps of it are dropped.
-      boost: factor on the prediction; above 1 it makes up for what least squares shrinks.
+      boost: factor on the prediction, as far as it gets no larger than the moment itself;
+        above 1 it makes up for what least squares shrinks.
     """
 
     name = "moment"
     size: float | None = None
     dead_zone: float = 0.6
-    boost: float = 2.0
+    boost: float = 4.0
 
     def __post_init__(self) -> None:
         if self.size is not None:
             _check(self, "size", 2**-10, 64)
         _check(self, "dead_zone", 0.25, 4)
-        _check(self, "boost", 0, 4)
+        _check(self, "boost", 0, 16)
 
 
 @dataclass(frozen=True)

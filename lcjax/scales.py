@@ -119,10 +119,17 @@ class MomentScale(NamedTuple):
 
 
 def moment_scale(codec: Moment, fit: moments.Fit) -> MomentScale:
-    """Least squares for the gain; the step from what the prediction misses."""
+    """Least squares for the gain, boosted; the step from what the prediction misses.
+
+    Least squares shrinks a prediction by its correlation with the moment, and a shrunk moment
+    is movement lost when training resumes. So the gain is ``boost`` times larger, but never
+    makes the prediction's norm exceed the moment's.
+    """
     gain = 0.0
-    if fit.delta_squares > 0:
+    if fit.delta_squares > 0 and fit.own_squares > 0:
+        most = math.sqrt(fit.own_squares / fit.delta_squares)
         gain = codec.boost * fit.cross / fit.delta_squares
+        gain = min(max(gain, -most), most)
     gain = float(np.float32(gain))
     if not math.isfinite(gain):
         gain = 0.0

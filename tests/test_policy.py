@@ -8,7 +8,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 import lcjax
-from lcjax import container, policy
+from lcjax import container, policy, scales
+from lcjax.codecs import moments
 from lcjax.jobs import within
 
 
@@ -153,6 +154,14 @@ class TestRuns:
         *_, (state, got, _) = decoded(adam_states(8), preset="balanced")
         m, kept = (np.asarray(s["opt_state"][0].mu["kernel"]) for s in (state, got))
         assert np.corrcoef(m.ravel(), kept.ravel())[0, 1] > 0.3
+
+    def test_gains(self):
+        def gain(*sums):
+            return scales.moment_scale(lcjax.Moment(), moments.Fit(*sums, 10)).gain
+
+        assert gain(-1.0, 100.0, 25.0) == pytest.approx(-0.04)  # four times least squares
+        assert gain(-40.0, 100.0, 25.0) == pytest.approx(-0.5)  # the norm of the moment
+        assert gain(0.0, 100.0, 25.0) == gain(1.0, 0.0, 25.0) == gain(1.0, 1.0, 0.0) == 0.0
 
     def test_without_a_delta_moments_restart_at_zero(self):
         state, got, _ = next(decoded(adam_states(1), preset="balanced"))
