@@ -78,7 +78,7 @@ def _inspect(options: argparse.Namespace) -> int:
     if not chosen:
         print(f"lcjax inspect: {options.root} has no such step or item", file=sys.stderr)
         return 1
-    show(options.root, [s._replace(leaves=())._asdict() for s in chosen], leave_out=("leaves",))
+    show(options.root, [s._asdict() for s in chosen], leave_out=("leaves",))
     for step in chosen if options.step is not None else ():
         rows = [
             leaf._asdict() | (leaf.lost or inspecting.NOTHING_LOST)._asdict()

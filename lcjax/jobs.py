@@ -134,25 +134,15 @@ class StepJob(NamedTuple):
         u = self.values[part]
         base = None if self.base is None else self.base[part]
         if base is None:
-            done = self._key(u)
+            done = _key(u, steps.grid_exponent(self.step, self.top))
         else:
-            made = steps.quantize(u, base, self.step, codec.dead_zone, codec.reach)
-            entry, payload = segment.encode_lc(made.codes, made.table, made.where, made.exact)
-            done = Done(entry, payload, made.reference, _loss(made.losses, steps.measure(u, base)))
+            done = _delta(u, base, self.step, codec.dead_zone, codec.reach)
         if u.dtype.itemsize < 4:
             entry, payload = segment.encode_exact(u, base)
             if len(payload) <= len(done.payload):
-                measured = steps.measure(u, base)
-                nothing = Loss(measured.delta_squares, 0.0, measured.state_squares, 0.0, 0, 0)
-                done = Done(entry, payload, u, nothing)
+                nothing = steps.Losses(0.0, 0.0, 0, 0)
+                done = Done(entry, payload, u, _loss(nothing, steps.measure(u, base)))
         return done._replace(entry=_hashed(done.entry, done.values, self.item, self.box))
-
-    def _key(self, u: np.ndarray) -> Done:
-        key = steps.encode_key(u, steps.grid_exponent(self.step, self.top))
-        entry: dict[str, Any] = {"codec": "grid", "exponent": key.exponent}
-        if key.exceptions:
-            entry["exceptions"] = key.exceptions
-        return Done(entry, key.payload, key.reference, _loss(key.losses, steps.measure(u, None)))
 
 
 class LevelJob(NamedTuple):
@@ -172,12 +162,8 @@ class LevelJob(NamedTuple):
         u = self.values[part]
         base = None if self.base is None else self.base[part]
         made = levels.encode(u, base, codec.octaves, codec.dead_zone, self.shift)
-        entry: dict[str, Any] = {
-            "codec": "levels:key" if base is None else "levels",
-            "spec": list(made.spec),
-        }
-        if made.exceptions:
-            entry["exceptions"] = made.exceptions
+        entry = _entry("levels:key" if base is None else "levels", made.exceptions)
+        entry["spec"] = list(made.spec)
         lost = made.losses
         loss = Loss(
             steps.measure(u, base).delta_squares,
@@ -212,14 +198,11 @@ class MomentJob(NamedTuple):
         made = moments.encode(
             m, self.delta[part], self.root[part], self.gain, self.step, codec.dead_zone
         )
-        entry: dict[str, Any] = {
-            "codec": "moment",
+        entry = _entry("moment", made.exceptions) | {
             "table": made.table,
             "gain": segment.float_text(self.gain),
             "given": [plan.param if self.gain else None, plan.nu],
         }
-        if made.exceptions:
-            entry["exceptions"] = made.exceptions
         loss = _loss(made.losses, steps.measure(m, None))
         return Done(
             _hashed(entry, made.values, self.item, self.box), made.payload, made.values, loss
@@ -242,31 +225,18 @@ class BoundedJob(NamedTuple):
         part = span(self.item, self.box)
         u = self.values[part]
         base = None if self.base is None else self.base[part]
-        done = self._absolute(u, base) if codec.absolute is not None else None
+        done = None
+        if codec.absolute is not None and base is None:
+            done = _key(u, steps.grid_exponent(2 * codec.absolute, self.top))
+        elif codec.absolute is not None and base is not None:
+            done = _delta(u, base, steps.bounded_step(codec.absolute), 0.5, None)
         if done is None or not within(u, done.values, codec):
             # Rounded to fewer bits, then stored as it is: any float can be stored so.
             kept = rounded(u, base, codec)
             entry, payload = segment.encode_exact(kept, base)
-            measured, lost = steps.measure(u, base), steps.losses(u, kept)
-            loss = Loss(measured.delta_squares, *lost[:1], measured.state_squares, lost[1], 0, 0)
-            done = Done(entry, payload, kept, loss)
+            lost = steps.Losses(*steps.losses(u, kept), 0, 0)
+            done = Done(entry, payload, kept, _loss(lost, steps.measure(u, base)))
         return done._replace(entry=_hashed(done.entry, done.values, self.item, self.box))
-
-    def _absolute(self, u: np.ndarray, base: np.ndarray | None) -> Done:
-        codec = self.item.plan.codec
-        assert isinstance(codec, Bounded) and codec.absolute is not None
-        step = steps.bounded_step(codec.absolute)
-        if base is None:
-            key = steps.encode_key(u, steps.grid_exponent(2 * codec.absolute, self.top))
-            entry: dict[str, Any] = {"codec": "grid", "exponent": key.exponent}
-            if key.exceptions:
-                entry["exceptions"] = key.exceptions
-            return Done(
-                entry, key.payload, key.reference, _loss(key.losses, steps.measure(u, None))
-            )
-        made = steps.quantize(u, base, step, 0.5, None)
-        entry, payload = segment.encode_lc(made.codes, made.table, made.where, made.exact)
-        return Done(entry, payload, made.reference, _loss(made.losses, steps.measure(u, base)))
 
 
 def within(u: np.ndarray, kept: np.ndarray, codec: Bounded) -> bool:
@@ -275,11 +245,7 @@ def within(u: np.ndarray, kept: np.ndarray, codec: Bounded) -> bool:
     Elements that are not finite must be the same, bit for bit.
     """
     same = _words(u) == _words(kept)
-    with np.errstate(invalid="ignore", over="ignore"):
-        x, y = u.astype(np.float64), kept.astype(np.float64)
-        bound = codec.absolute if codec.absolute is not None else codec.relative * np.abs(x)
-        near = np.abs(x - y) <= bound
-    return bool(np.all(same | (near & np.isfinite(x))))
+    return bool(np.all(same | (_near(u, kept, codec) & np.isfinite(u.astype(np.float64)))))
 
 
 def rounded(u: np.ndarray, base: np.ndarray | None, codec: Bounded) -> np.ndarray:
@@ -310,6 +276,30 @@ def _near(u: np.ndarray, c: np.ndarray, codec: Bounded) -> np.ndarray:
 
 def _words(values: np.ndarray) -> np.ndarray:
     return values.view(np.dtype(f"u{values.dtype.itemsize}"))
+
+
+def _delta(
+    u: np.ndarray, base: np.ndarray, step: float, dead_zone: float, reach: float | None
+) -> Done:
+    """A chunk's quantized delta, without its hash."""
+    made = steps.quantize(u, base, step, dead_zone, reach)
+    entry, payload = segment.encode_lc(made.codes, made.table, made.where, made.exact)
+    return Done(entry, payload, made.reference, _loss(made.losses, steps.measure(u, base)))
+
+
+def _key(u: np.ndarray, exponent: int) -> Done:
+    """A chunk by itself on a grid, without its hash."""
+    key = steps.encode_key(u, exponent)
+    entry = _entry("grid", key.exceptions) | {"exponent": key.exponent}
+    return Done(entry, key.payload, key.reference, _loss(key.losses, steps.measure(u, None)))
+
+
+def _entry(codec: str, exceptions: int) -> dict[str, Any]:
+    """A description's beginning; exceptions are left out where there are none."""
+    entry: dict[str, Any] = {"codec": codec}
+    if exceptions:
+        entry["exceptions"] = exceptions
+    return entry
 
 
 def _hashed(entry: dict[str, Any], values: np.ndarray, item: Item, box: Box) -> dict[str, Any]:

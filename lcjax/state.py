@@ -316,12 +316,11 @@ class _Sizes:
                 lambda i: steps.measure(self.values[i.name], self._bases.get(i.name)), measured
             )
             self._measures = dict(zip((i.name for i in measured), found, strict=True))
-            nus = {i.name for i in items if i.plan.kind == "step" and i.plan.nu in self.values}
+            paired = [i for i in items if i.plan.kind == "step" and i.plan.nu in self.values]
             means = pool.map(
-                lambda i: float(np.mean(self.values[i.plan.nu], dtype=np.float64)),
-                [i for i in items if i.name in nus],
+                lambda i: float(np.mean(self.values[i.plan.nu], dtype=np.float64)), paired
             )
-            mean_nu = dict(zip((i.name for i in items if i.name in nus), means, strict=True))
+            mean_nu = dict(zip((i.name for i in paired), means, strict=True))
         for name, m in self._measures.items():
             # A delta as large as the leaf says nothing that a key frame would not.
             if name in self._bases and m.delta_squares > m.state_squares / 4:
@@ -373,9 +372,8 @@ def _own_jobs(item: Item, values: np.ndarray, new: Reference, old: Reference | N
     if not isinstance(codec, Moment):
         return [ExactJob(item, box, values, None) for box in _boxes(item)]
     param, nu = plan.param, plan.nu
-    if param is not None and not (
-        _has(old, item._replace(name=param, dtype=new.specs[param][0]))
-        and new.specs[param][1] == item.shape
+    if param is not None and (
+        new.specs[param][1] != item.shape or old is None or old.specs.get(param) != new.specs[param]
     ):
         param = None
     if nu is not None and new.specs[nu][1] != item.shape:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from lcjax import entropy
-from lcjax._varint import read_varint, varint
+from lcjax.codecs import _planes
 from lcjax.errors import CorruptDataError
 from lcjax.hashing import read_only
 
@@ -48,11 +48,7 @@ def encode(values: np.ndarray, base: np.ndarray | None = None) -> tuple[str, byt
         and (_sampled_size(values, base, "diff") <= _sampled_size(values, None, alone))
     ):
         mode = "diff"
-    out = bytearray()
-    for plane in _split(values, base if mode == "diff" else None, mode):
-        stream = entropy.encode(plane, threads=1)
-        out += varint(len(stream)) + stream
-    return mode, bytes(out)
+    return mode, _planes.pack(_split(values, base if mode == "diff" else None, mode))
 
 
 def decode(
@@ -82,18 +78,7 @@ def decode(
             f"a base of {base.size} {base.dtype.name} for {count} elements of {dtype.name}"
         )
     word, per_element = _word(dtype)
-    planes = np.empty((word.itemsize, count * per_element), np.uint8)
-    at = 0
-    for plane in planes:
-        size, at = read_varint(payload, at)
-        if size > len(payload) - at:
-            raise CorruptDataError(
-                f"plane of {size} bytes in a payload that has {len(payload) - at} left"
-            )
-        entropy.decode(payload[at : at + size], count=plane.size, out=plane, threads=1)
-        at += size
-    if at != len(payload):
-        raise CorruptDataError(f"{len(payload) - at} bytes after the last plane")
+    planes = _planes.unpack(payload, word.itemsize, count * per_element)
     from lcjax.codecs import _exact_kernels as kernels
 
     out = np.empty(count * per_element, word)

@@ -18,6 +18,7 @@ import numpy as np
 from lcjax import entropy
 from lcjax._varint import read_varint, varint
 from lcjax.codecs import _exceptions
+from lcjax.codecs._floats import float32
 from lcjax.errors import CorruptDataError
 from lcjax.hashing import read_only
 
@@ -138,7 +139,7 @@ def encode(
     reference[where] = exact
     lost = np.zeros(4)
     kernels.losses(
-        _bits(u), _bits(reference), drop, infinity, *(_values(u), _values(reference)), lost
+        _bits(u), _bits(reference), drop, infinity, *(float32(u), float32(reference)), lost
     )
     zeros = u.size - int(np.count_nonzero(symbols)) - odd
     state, error, top, distance = map(float, lost)
@@ -200,7 +201,3 @@ def _apply(reference: np.ndarray, spec: Spec, symbols: np.ndarray) -> None:
 
 def _bits(values: np.ndarray) -> np.ndarray:
     return read_only(values.view(np.dtype(f"u{values.dtype.itemsize}")))
-
-
-def _values(values: np.ndarray) -> np.ndarray:
-    return read_only(values if values.dtype == np.float32 else values.astype(np.float32))

@@ -16,6 +16,7 @@ import numpy as np
 
 from lcjax import entropy
 from lcjax.codecs import _exceptions, steps
+from lcjax.codecs._floats import float32
 from lcjax.errors import CorruptDataError
 from lcjax.hashing import read_only
 
@@ -23,17 +24,12 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Fit(NamedTuple):
-    """Sums over a chunk, with ``y = m / sqrt(v)``: of ``y delta``, ``delta^2`` and ``y^2``."""
+    """Sums over a leaf, with ``y = m / sqrt(v)``: of ``y delta``, ``delta^2`` and ``y^2``."""
 
     cross: float
     delta_squares: float
     own_squares: float
     elements: int
-
-    def __add__(self, other: object) -> Fit:
-        assert isinstance(other, Fit)
-        sums = [a + b for a, b in zip(self, other, strict=True)]
-        return Fit(sums[0], sums[1], sums[2], int(sums[3]))
 
 
 class Encoded(NamedTuple):
@@ -82,7 +78,7 @@ def fit(m: np.ndarray, delta: np.ndarray, root: np.ndarray) -> Fit:
     from lcjax.codecs import _moment_kernels as kernels
 
     out = np.zeros(4)
-    kernels.fit(_f4(m), read_only(delta), read_only(root), out)
+    kernels.fit(float32(m), read_only(delta), read_only(root), out)
     return Fit(float(out[0]), float(out[1]), float(out[2]), int(out[3]))
 
 
@@ -108,7 +104,7 @@ def encode(
 
     rest = np.empty(m.size, np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
-        kernels.remainder(_f4(m), read_only(delta), read_only(root), np.float32(gain), rest)
+        kernels.remainder(float32(m), read_only(delta), read_only(root), np.float32(gain), rest)
     if step is None:
         odd = ~np.isfinite(rest)
         where = np.flatnonzero(odd) if odd.any() else np.zeros(0, np.int64)
@@ -120,12 +116,8 @@ def encode(
     values = _rebuild(delta, root, gain, codes, table, m.dtype)
     values[where] = exact
     payload = _exceptions.pack(where, exact) + entropy.encode(codes, threads=1)
-    from lcjax.codecs import _step_kernels
-
-    lost = np.zeros(2)
-    _step_kernels.losses(_f4(m), _f4(values), lost)
     zeros = m.size - int(np.count_nonzero(codes)) - where.size
-    losses = steps.Losses(float(lost[0]), float(lost[1]), zeros, int(where.size))
+    losses = steps.Losses(*steps.losses(m, values), zeros, int(where.size))
     return Encoded(table, int(where.size), payload, values, losses)
 
 
@@ -172,7 +164,3 @@ def _rebuild(
             *(read_only(table), out, out.view(np.uint32)),
         )
         return out if dtype == np.float32 else out.astype(dtype)
-
-
-def _f4(values: np.ndarray) -> np.ndarray:
-    return read_only(values if values.dtype == np.float32 else values.astype(np.float32))

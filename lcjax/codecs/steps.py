@@ -19,9 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lcjax import entropy
-from lcjax._varint import read_varint, varint
-from lcjax.codecs import _exceptions, lc
+from lcjax.codecs import _exceptions, _planes, lc
+from lcjax.codecs._floats import float32
 from lcjax.errors import CorruptDataError
 from lcjax.hashing import read_only
 
@@ -45,15 +44,6 @@ class Measure(NamedTuple):
     state_squares: float
     elements: int
     top: float
-
-    def __add__(self, other: object) -> Measure:
-        assert isinstance(other, Measure)
-        return Measure(
-            self.delta_squares + other.delta_squares,
-            self.state_squares + other.state_squares,
-            self.elements + other.elements,
-            max(self.top, other.top),
-        )
 
 
 class Losses(NamedTuple):
@@ -83,9 +73,9 @@ def measure(u: np.ndarray, c: np.ndarray | None) -> Measure:
 
     out = np.zeros(4)
     if c is None:
-        kernels.measure_alone(_f4(u), out)
+        kernels.measure_alone(float32(u), out)
     else:
-        kernels.measure(_f4(u), _f4(c), out)
+        kernels.measure(float32(u), float32(c), out)
     return Measure(float(out[0]), float(out[1]), int(out[2]), float(out[3]))
 
 
@@ -125,9 +115,8 @@ def quantize(
     from lcjax.codecs import _step_kernels as kernels
 
     step = max(step, LEAST_STEP)
-    values, base = _f4(u), _f4(c)
     with np.errstate(invalid="ignore", over="ignore"):
-        d = values - base
+        d = float32(u) - float32(c)
     codes = np.empty(u.size, np.uint8)
     counts = np.zeros(256, np.int64)
     odd = kernels.quantize(
@@ -140,12 +129,8 @@ def quantize(
     apply(reference, codes, table)
     exact = u[where]
     reference[where] = exact
-    lost = np.zeros(2)
-    kernels.losses(values, _f4(reference), lost)
     zeros = u.size - int(counts.sum()) - int(odd)
-    return Delta(
-        codes, table, where, exact, reference, Losses(float(lost[0]), float(lost[1]), zeros, odd)
-    )
+    return Delta(codes, table, where, exact, reference, Losses(*losses(u, reference), zeros, odd))
 
 
 def _table(counts: np.ndarray, step: float, first: float) -> np.ndarray:
@@ -178,7 +163,7 @@ def losses(u: np.ndarray, c: np.ndarray) -> tuple[float, float]:
     from lcjax.codecs import _step_kernels as kernels
 
     out = np.zeros(2)
-    kernels.losses(_f4(u), _f4(c), out)
+    kernels.losses(float32(u), float32(c), out)
     return float(out[0]), float(out[1])
 
 
@@ -206,7 +191,7 @@ def apply(reference: np.ndarray, codes: np.ndarray, table: np.ndarray) -> None:
         return
     moved = np.flatnonzero(codes)
     with np.errstate(over="ignore"):
-        reference[moved] = (_f4(reference[moved]) + table[codes[moved]]).astype(reference.dtype)
+        reference[moved] = (float32(reference[moved]) + table[codes[moved]]).astype(reference.dtype)
 
 
 # --- key frames -------------------------------------------------------------------------
@@ -245,23 +230,19 @@ def encode_key(u: np.ndarray, exponent: int) -> Key:
 
     Args:
       u: values, flat, one of ``DTYPES``.
-      exponent: of the grid, see ``grid_exponent``.
+      exponent: of the grid, -126 to 127, see ``grid_exponent``.
     """
     from lcjax.codecs import _step_kernels as kernels
 
-    values = _f4(u)
+    values = float32(u)
     words = np.empty(u.size, np.uint32)
-    # 2^-e may be out of float32's range for tiny grids; then the values are tiny as well.
-    with np.errstate(over="ignore", invalid="ignore"):
-        scaled, inverse = (values, -exponent)
-        if inverse > 127:
-            scaled, inverse = values * np.float32(2.0**64), inverse - 64
-    top, odd = kernels.to_grid(read_only(scaled), np.float32(2.0**inverse), words)
+    inverse = np.float32(2.0**-exponent)
+    top, odd = kernels.to_grid(values, inverse, words)
     reference = _grid_values(words, exponent, u.dtype)
     where = np.zeros(0, np.int64)
     if odd:
         with np.errstate(invalid="ignore", over="ignore"):
-            inside = np.abs(np.rint(scaled * np.float32(2.0**inverse))) <= 1 << 24
+            inside = np.abs(np.rint(values * inverse)) <= 1 << 24
         where = np.flatnonzero(~inside)
         reference[where] = u[where]
     from lcjax.codecs import _exact_kernels
@@ -271,18 +252,14 @@ def encode_key(u: np.ndarray, exponent: int) -> Key:
     _exact_kernels.split_planes(read_only(words), planes)
     payload = bytearray(_exceptions.pack(where, u[where]))
     payload.append(width)
-    for plane in planes:
-        stream = entropy.encode(plane, threads=1)
-        payload += varint(len(stream)) + stream
-    lost = np.zeros(2)
-    kernels.losses(values, _f4(reference), lost)
+    payload += _planes.pack(planes)
     zeros = u.size - int(np.count_nonzero(words)) - int(odd)
     return Key(
         exponent,
         bytes(payload),
         int(where.size),
         reference,
-        Losses(float(lost[0]), float(lost[1]), zeros, int(odd)),
+        Losses(*losses(u, reference), zeros, int(odd)),
     )
 
 
@@ -304,18 +281,7 @@ def decode_key(
     where, bits, rest = _exceptions.unpack(payload, exceptions, count, dtype.itemsize)
     if len(rest) < 1 or not 1 <= rest[0] <= 4:
         raise CorruptDataError("the number of its planes is damaged")
-    planes = np.empty((rest[0], count), np.uint8)
-    at = 1
-    for plane in planes:
-        size, at = read_varint(rest, at)
-        if size > len(rest) - at:
-            raise CorruptDataError(
-                f"plane of {size} bytes in a payload that has {len(rest) - at} left"
-            )
-        entropy.decode(rest[at : at + size], count=count, out=plane, threads=1)
-        at += size
-    if at != len(rest):
-        raise CorruptDataError(f"{len(rest) - at} bytes after the last plane")
+    planes = _planes.unpack(rest[1:], rest[0], count)
     from lcjax.codecs import _exact_kernels
 
     words = np.empty(count, np.uint32)
@@ -336,8 +302,3 @@ def _grid_values(words: np.ndarray, exponent: int, dtype: np.dtype) -> np.ndarra
         return out
     with np.errstate(over="ignore"):
         return out.astype(dtype)
-
-
-def _f4(values: np.ndarray) -> np.ndarray:
-    """The values as float32, read-only; exact for every one of ``DTYPES``."""
-    return read_only(values if values.dtype == np.float32 else values.astype(np.float32))

@@ -2,7 +2,10 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import jax
 import jax.numpy as jnp
@@ -220,3 +223,37 @@ def no_links(monkeypatch, error, after=0):
         return real(source, target, **kwargs)
 
     monkeypatch.setattr("lcjax.storage.os.link", link)
+
+
+def run_on_eight_devices(path, *options):
+    """Runs a file of tests in a process of its own that sees eight CPU devices."""
+    env = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join([p for p in sys.path if p]),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [*command, *options, str(path)],
+        env=env,
+        cwd=path.parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def cases_on_eight_devices(path, report):
+    """The same; (class, name) of each test -> its failures and ``("skipped", reason)`` pairs."""
+    done = run_on_eight_devices(path, f"--junit-xml={report}")
+    assert report.exists(), done.stdout[-4000:] + done.stderr[-4000:]
+    found = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        failures = [e.text for e in case if e.tag in ("failure", "error")]
+        skips = [("skipped", e.get("message")) for e in case if e.tag == "skipped"]
+        key = (case.get("classname").rpartition(".")[2], case.get("name"))
+        # A test with failing subtests has several entries.
+        found.setdefault(key, []).extend(failures or skips)
+    return found

@@ -6,13 +6,10 @@ expected of each, and checkpoints that older releases of Orbax wrote. The wheel'
 modules hold helpers only, or test its v1 interface or its emergency manager.
 """
 
-import os
-import subprocess
-import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from orbax_helpers import cases_on_eight_devices
 
 # Tests of the wheel that lcjax can't pass, by the start of their names.
 CANNOT_PASS = {
@@ -48,33 +45,8 @@ SKIPPED = {
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory):
     """Runs the cases once; class and name of each -> passed, skipped or its failure."""
-    here = Path(__file__).parent
     report = tmp_path_factory.mktemp("inherited") / "report.xml"
-    env = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join([p for p in sys.path if p]),
-    }
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", f"--junit-xml={report}"]
-    done = subprocess.run(
-        [*command, str(here / "parity_inherited.py"), "-p", "no:cacheprovider"],
-        env=env,
-        cwd=here,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert report.exists(), done.stdout[-4000:] + done.stderr[-4000:]
-    found = {}
-    for case in ElementTree.parse(report).iter("testcase"):
-        failures = [e.text for e in case if e.tag in ("failure", "error")]
-        skips = [e.get("message") for e in case if e.tag == "skipped"]
-        key = (case.get("classname").rpartition(".")[2], case.get("name"))
-        # A test with failing subtests has several entries.
-        found.setdefault(key, []).extend(failures or [("skipped", s) for s in skips])
-    return found
+    return cases_on_eight_devices(Path(__file__).parent / "parity_inherited.py", report)
 
 
 def of(cases, cls):

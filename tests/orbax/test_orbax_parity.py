@@ -5,9 +5,6 @@ Where lcjax differs on purpose a table says what it gives instead, and why: ``pa
 leaves, ``parity_trees.py`` for partial targets, and the dicts below.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -17,7 +14,7 @@ import orbax.checkpoint as ocp
 import parity_table as table
 import parity_trees as trees
 import pytest
-from orbax_helpers import item_of, manager, opened, same, save
+from orbax_helpers import item_of, manager, opened, run_on_eight_devices, same, save
 
 import lcjax
 from lcjax import tree
@@ -67,22 +64,7 @@ class TestLeaves:
 
     def test_on_eight_devices(self):
         here = Path(__file__).parent
-        env = {
-            **os.environ,
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": os.pathsep.join([p for p in sys.path if p]),
-        }
-        cases = [str(here / "parity_sharded.py"), "-p", "no:cacheprovider", "-o", "addopts="]
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "--tb=short", *cases],
-            env=env,
-            cwd=here,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        done = run_on_eight_devices(here / "parity_sharded.py", "-o", "addopts=")
         assert done.returncode == 0, done.stdout[-8000:]
         passed = int(done.stdout.rpartition(" passed")[0].split()[-1])
         assert passed >= 250, done.stdout[-2000:]

@@ -6,11 +6,8 @@ import gc
 import logging
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import warnings
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import jax
@@ -24,6 +21,7 @@ from orbax_helpers import (
     LINKED,
     Recorder,
     Training,
+    cases_on_eight_devices,
     chain_length,
     every_kind,
     is_key_frame,
@@ -860,31 +858,9 @@ class TestErrors:
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory):
     """Runs the cases of ``v1_inherited.py`` once; name of each -> its failures or its skip."""
-    here = Path(__file__).parent
     report = tmp_path_factory.mktemp("inherited") / "report.xml"
-    env = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join([p for p in sys.path if p]),
-    }
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", f"--junit-xml={report}"]
-    done = subprocess.run(
-        [*command, str(here / "v1_inherited.py"), "-p", "no:cacheprovider"],
-        env=env,
-        cwd=here,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert report.exists(), done.stdout[-4000:] + done.stderr[-4000:]
-    found = {}
-    for case in ElementTree.parse(report).iter("testcase"):
-        failures = [e.text for e in case if e.tag in ("failure", "error")]
-        skips = [("skipped", e.get("message")) for e in case if e.tag == "skipped"]
-        found.setdefault(case.get("name"), []).extend(failures or skips)
-    return found
+    found = cases_on_eight_devices(Path(__file__).parent / "v1_inherited.py", report)
+    return {name: results for (_, name), results in found.items()}
 
 
 class TestOnEightDevices:
