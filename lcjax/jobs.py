@@ -179,12 +179,16 @@ class LevelJob(NamedTuple):
 
 
 class MomentJob(NamedTuple):
-    """A first moment, given its parameter's delta and the root of the second moment."""
+    """A first moment, given its parameter's trail and the root of the second moment.
+
+    ``recipe`` is how the trail was made; None where there is none, and ``trail`` is 0.
+    """
 
     item: Item
     box: Box
     values: np.ndarray
-    delta: np.ndarray
+    recipe: moments.Recipe | None
+    trail: np.ndarray
     root: np.ndarray
     gain: float
     step: float | None
@@ -196,13 +200,15 @@ class MomentJob(NamedTuple):
         part = span(self.item, self.box)
         m = self.values[part]
         made = moments.encode(
-            m, self.delta[part], self.root[part], self.gain, self.step, codec.dead_zone
+            m, self.trail[part], self.root[part], self.gain, self.step, codec.dead_zone
         )
         entry = _entry("moment", made.exceptions) | {
             "table": made.table,
             "gain": segment.float_text(self.gain),
-            "given": [plan.param if self.gain else None, plan.nu],
+            "given": [None if self.recipe is None else self.recipe.param, plan.nu],
         }
+        if self.recipe is not None:
+            entry["trail"] = [self.recipe.span, self.recipe.memory]
         loss = _loss(made.losses, steps.measure(m, None))
         return Done(
             _hashed(entry, made.values, self.item, self.box), made.payload, made.values, loss

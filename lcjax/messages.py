@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lcjax import capture, container, policy, rebuilt, segment, state, tree
+from lcjax.codecs import moments
 from lcjax.container import Writer
 from lcjax.errors import BaseMismatchError, CorruptDataError
 from lcjax.policy import Preset
@@ -164,12 +165,13 @@ def decode(message: Any, ref: Ref | None = None, *, max_bytes: int | None = None
             "a key frame"
         )
     limit = memory_limit() if max_bytes is None else max_bytes
-    values = read_leaves(
+    values, trails = read_leaves(
         record,
         range(len(record.leaves)),
         [chain],
         own,
         base=_lookup(ref) if base is not None else None,
+        known=_known_trail(ref) if base is not None else None,
         max_bytes=limit,
         where="message",
     )
@@ -183,7 +185,7 @@ def decode(message: Any, ref: Ref | None = None, *, max_bytes: int | None = None
         new_id,
         policy.preset_from_json(record.preset),
         record.fidelity,
-        state.Reference.from_values(new_id, chained, record.notes()),
+        state.Reference.from_values(new_id, chained, record.notes(), trails),
         record.skeleton,
         _kinds(record),
         tuple(values),
@@ -202,6 +204,21 @@ def _lookup(ref: Ref | None) -> Any:
         return known.value(name)
 
     return base
+
+
+def _known_trail(ref: Ref | None) -> Any:
+    assert ref is not None
+    trails = ref._reference.trails
+
+    def known(recipe: moments.Recipe) -> np.ndarray:
+        if recipe not in trails:
+            raise CorruptDataError(
+                f"message: a moment is predicted from {recipe.span + 1} deltas of leaf "
+                f"{recipe.param!r}, more than its base knows"
+            )
+        return trails[recipe]
+
+    return known
 
 
 def _kinds(record: Record) -> tuple[tuple[str, str | None], ...]:

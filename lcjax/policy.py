@@ -109,25 +109,31 @@ class Level:
 
 @dataclass(frozen=True)
 class Moment:
-    """First moments, predicted from their parameter's delta, see ``lcjax.codecs.moments``.
+    """First moments, predicted from their parameter's deltas, see ``lcjax.codecs.moments``.
 
     Attributes:
       size: step for what the prediction misses, in root mean squares of it; None drops it.
+      key_size: the same where there is no prediction, as in a key frame; None makes the moment
+        0 there, so that a resumed optimizer starts it anew.
       dead_zone: up to this many steps of it are dropped.
-      boost: factor on the prediction, as far as it gets no larger than the moment itself;
-        above 1 it makes up for what least squares shrinks.
+      memory: what each delta leaves of the deltas before it in the prediction, 0 to 1.
+      norm: the prediction's size, as a multiple of the moment's; 0 predicts nothing.
     """
 
     name = "moment"
     size: float | None = None
+    key_size: float | None = 2.0
     dead_zone: float = 0.6
-    boost: float = 4.0
+    memory: float = 0.8
+    norm: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.size is not None:
-            _check(self, "size", 2**-10, 64)
+        for name in ("size", "key_size"):
+            if getattr(self, name) is not None:
+                _check(self, name, 2**-10, 64)
         _check(self, "dead_zone", 0.25, 4)
-        _check(self, "boost", 0, 16)
+        _check(self, "memory", 0, 1)
+        _check(self, "norm", 0, 16)
 
 
 @dataclass(frozen=True)
@@ -356,6 +362,7 @@ def _rule_to_json(rule: Rule) -> dict[str, Any]:
 def _rule_from_json(raw: Mapping[str, Any]) -> Rule:
     options = dict(raw)
     codec = _CODECS[options.pop("codec")]
+    options.pop("boost", None)  # of moments, in files of version 2
     where = {k: options.pop(k) for k in ("path", "dtype", "role") if k in options}
     return Rule(codec(**options), **where)
 

@@ -303,9 +303,10 @@ def read_leaves(
     own: Sequence[segment.Segment],
     *,
     base: Callable[[str], np.ndarray] | None = None,
+    known: Callable[[moments.Recipe], np.ndarray] | None = None,
     max_bytes: int | None = None,
     where: str,
-) -> list[Any]:
+) -> Read:
     """Values of leaves: numpy arrays as stored (key data for PRNG keys), Python scalars.
 
     Args:
@@ -314,6 +315,7 @@ def read_leaves(
       chains: opened chain segments, one chain per writing process, each oldest first.
       own: opened segments of leaves that stand alone.
       base: gives leaves before the chain's first segment, see ``segment.decode_leaf``.
+      known: gives trails before it, see ``segment.decode_trails``.
       max_bytes: limit on the arrays' bytes together (unpacking one passes through up to
         twice its bytes besides), None where the caller has compared the shapes with a
         target's.
@@ -341,12 +343,23 @@ def read_leaves(
             )
 
     chained = {name for one in chains if one for name in one[-1].leaves}
-    reading = Reading(record, dict(zip(wanted, sources, strict=True)), chains, base, chained, where)
+    reading = Reading(
+        record, dict(zip(wanted, sources, strict=True)), chains, base, known, chained, where
+    )
     values: dict[int, Any] = {}
+    trails: dict[moments.Recipe, np.ndarray] = {}
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        for part in pool.map(reading.read_group, reading.groups()):
+        for part, found_trails in pool.map(reading.read_group, reading.groups()):
             values.update(part)
-    return [values[k] for k in wanted]
+            trails.update(found_trails)
+    return Read([values[k] for k in wanted], trails)
+
+
+class Read(NamedTuple):
+    """What was read: the leaves' values, and the trails that their moments were made from."""
+
+    values: list[Any]
+    trails: dict[moments.Recipe, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -358,6 +371,7 @@ class Reading:
       sources: number of a wanted leaf -> the segments that hold it; None for scalars.
       chains: the opened chains.
       base: as ``read_leaves`` has it.
+      known: as ``read_leaves`` has it.
       chained: names of the leaves that a chain holds.
       where: how errors call the checkpoint.
     """
@@ -366,6 +380,7 @@ class Reading:
     sources: dict[int, list[Sequence[segment.Segment]] | None]
     chains: Sequence[Sequence[segment.Segment]]
     base: Callable[[str], np.ndarray] | None
+    known: Callable[[moments.Recipe], np.ndarray] | None
     chained: set[str]
     where: str
 
@@ -375,9 +390,8 @@ class Reading:
         place = {names[k]: k for k in self.sources}
         home: dict[int, list[int]] = {k: [k] for k in self.sources}
         for k in self.sources:
-            for other in self._given_of(k) or ():
-                if other is None:
-                    continue
+            given = self._given_of(k)
+            for other in () if given is None else given.names:
                 if other not in self.chained:
                     raise CorruptDataError(
                         f"{self.where}: leaf {names[k]!r} was coded with leaf {other!r}, which no "
@@ -388,22 +402,26 @@ class Reading:
                     home.update(dict.fromkeys(joined, joined))
         return list({id(group): group for group in home.values()}.values())
 
-    def read_group(self, group: Sequence[int]) -> dict[int, Any]:
-        """The values of leaves that belong together, by number."""
+    def read_group(
+        self, group: Sequence[int]
+    ) -> tuple[dict[int, Any], dict[moments.Recipe, np.ndarray]]:
+        """The values of leaves that belong together, by number, and the trails made on the way."""
         names = self.record.names
         given = {k: found for k in group if (found := self._given_of(k)) is not None}
-        with_old = {g.param for g in given.values() if g.param is not None}
-        pairs: dict[str, segment.Pair] = {}
+        recipes = {g.recipe for g in given.values() if g.recipe is not None}
+        known: dict[str, np.ndarray] = {}
+        trails: dict[moments.Recipe, np.ndarray] = {}
+        for param in sorted({recipe.param for recipe in recipes}):
+            mine = sorted(recipe for recipe in recipes if recipe.param == param)
+            known[param], made = segment.decode_trails(
+                self._holders(param), mine, self.base, self.known
+            )
+            trails |= made
 
-        def pair(name: str) -> segment.Pair:
-            if name not in pairs:
-                holders = [c for c in self.chains if c and name in c[-1].leaves]
-                if name in with_old:
-                    pairs[name] = segment.decode_pair(holders, name, self.base)
-                else:
-                    new = segment.decode_leaf(holders, name, self.base)
-                    pairs[name] = segment.Pair(new, None)
-            return pairs[name]
+        def chained(name: str) -> np.ndarray:
+            if name not in known:
+                known[name] = segment.decode_leaf(self._holders(name), name, self.base)
+            return known[name]
 
         out: dict[int, Any] = {}
         for k in group:
@@ -411,17 +429,19 @@ class Reading:
             if holders is None:
                 out[k] = self.record.leaves[k].value
             elif k in given:
-                out[k] = segment.decode_leaf(
-                    holders, names[k], self.base, self._lookup(k, given[k], pair)
-                )
+                partners = self._partners(k, given[k], chained, trails)
+                out[k] = segment.decode_leaf(holders, names[k], partners=partners)
             elif self.record.leaves[k].codec in CHAINED:
-                out[k] = pair(names[k]).new
+                out[k] = chained(names[k])
             else:
                 out[k] = segment.decode_leaf(holders, names[k], self.base)
-        return out
+        return out, trails
+
+    def _holders(self, name: str) -> list[Sequence[segment.Segment]]:
+        return [c for c in self.chains if c and name in c[-1].leaves]
 
     def _given_of(self, k: int) -> segment.Given | None:
-        """The leaves that a moment was coded with; None for other leaves.
+        """What a moment was coded with; None for other leaves.
 
         Raises:
           CorruptDataError: its chunks disagree.
@@ -439,34 +459,28 @@ class Reading:
             )
         return found.pop() if found else None
 
-    def _lookup(
-        self, k: int, given: segment.Given, pair: Callable[[str], segment.Pair]
-    ) -> Callable[[segment.Given], tuple[np.ndarray, np.ndarray]]:
-        """Gives a moment's chunks the parameter's delta and the root of the second moment."""
+    def _partners(
+        self,
+        k: int,
+        given: segment.Given,
+        chained: Callable[[str], np.ndarray],
+        trails: dict[moments.Recipe, np.ndarray],
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The parameter's trail, and the root of the second moment, for a moment."""
         holders = self.sources[k]
         assert holders is not None
         name = self.record.names[k]
         shape = holders[0][-1].leaves[name].shape
-        hint = f"{holders[0][-1].reader.where}: leaf {name!r} was coded with leaf"
+        for other in given.names:
+            if chained(other).shape != shape:
+                raise CorruptDataError(
+                    f"{holders[0][-1].reader.where}: leaf {name!r} was coded with leaf {other!r}, "
+                    "which has another shape"
+                )
         size = math.prod(shape)
-
-        def known(_: segment.Given) -> tuple[np.ndarray, np.ndarray]:
-            delta, root = np.zeros(size, np.float32), np.ones(size, np.float32)
-            if given.param is not None:
-                new, old = pair(given.param)
-                if old is None or new.shape != shape:
-                    raise CorruptDataError(
-                        f"{hint} {given.param!r}, which has another shape or no delta"
-                    )
-                delta = moments.delta_of(new, old)
-            if given.nu is not None:
-                nu = pair(given.nu).new
-                if nu.shape != shape:
-                    raise CorruptDataError(f"{hint} {given.nu!r}, which has another shape")
-                root = moments.root_of(nu)
-            return delta, root
-
-        return known
+        trail = np.zeros(size, np.float32) if given.recipe is None else trails[given.recipe]
+        root = np.ones(size, np.float32)
+        return trail, root if given.nu is None else moments.root_of(chained(given.nu))
 
 
 def memory_limit() -> int:

@@ -119,21 +119,21 @@ class MomentScale(NamedTuple):
 
 
 def moment_scale(codec: Moment, fit: moments.Fit) -> MomentScale:
-    """Least squares for the gain, boosted; the step from what the prediction misses.
+    """The gain that makes the prediction ``norm`` times as large as the moment, and the step.
 
-    Least squares shrinks a prediction by its correlation with the moment, and a shrunk moment
-    is movement lost when training resumes. So the gain is ``boost`` times larger, but never
-    makes the prediction's norm exceed the moment's.
+    Least squares would shrink a prediction by its correlation with the moment, and a shrunk
+    moment is movement lost when training resumes: the trail points to where the parameters
+    have been going on average, which is better than where one noisy mean points. The step,
+    for what the prediction misses, is in root mean squares of that.
     """
     gain = 0.0
-    if fit.delta_squares > 0 and fit.own_squares > 0:
-        most = math.sqrt(fit.own_squares / fit.delta_squares)
-        gain = codec.boost * fit.cross / fit.delta_squares
-        gain = min(max(gain, -most), most)
-    gain = float(np.float32(gain))
+    if fit.predicted_squares > 0 and fit.cross != 0:
+        gain = codec.norm * math.sqrt(fit.own_squares / fit.predicted_squares)
+        gain = float(np.float32(math.copysign(gain, fit.cross)))
     if not math.isfinite(gain):
         gain = 0.0
-    if codec.size is None or not fit.elements:
+    size = codec.size if gain else codec.key_size
+    if size is None or not fit.elements:
         return MomentScale(gain, None)
-    rest = fit.own_squares - 2 * gain * fit.cross + gain * gain * fit.delta_squares
-    return MomentScale(gain, codec.size * math.sqrt(max(rest, 0.0) / fit.elements) or None)
+    rest = fit.scaled_squares - 2 * gain * fit.scaled_cross + gain * gain * fit.trail_squares
+    return MomentScale(gain, size * math.sqrt(max(rest, 0.0) / fit.elements) or None)

@@ -47,10 +47,16 @@ MAX_DIMS = 64
 
 
 class Given(NamedTuple):
-    """The leaves of the chain that a moment's chunk was coded with, or None."""
+    """What a moment's chunk was coded with: leaves of the chain, or None."""
 
-    param: str | None
+    recipe: moments.Recipe | None
     nu: str | None
+
+    @property
+    def names(self) -> list[str]:
+        """The leaves' names."""
+        found = [None if self.recipe is None else self.recipe.param, self.nu]
+        return [name for name in found if name is not None]
 
 
 class Chunk(NamedTuple):
@@ -202,18 +208,11 @@ def check_chain(chain: Sequence[Segment]) -> None:
         before = segment.state
 
 
-class Pair(NamedTuple):
-    """A leaf after a chain, and before the chain's last segment where that can be told."""
-
-    new: np.ndarray
-    old: np.ndarray | None
-
-
 def decode_leaf(
     chains: Sequence[Sequence[Segment]],
     name: str,
     base: Callable[[str], np.ndarray] | None = None,
-    given: Callable[[Given], tuple[np.ndarray, np.ndarray]] | None = None,
+    partners: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> np.ndarray:
     """Rebuilds a leaf from the chains that hold parts of it.
 
@@ -222,8 +221,8 @@ def decode_leaf(
         segment of each leaves it, and together they cover it exactly.
       name: the leaf's name.
       base: where a chain's first segment is a delta, gives the leaf's flat values before it.
-      given: for a leaf of codec ``moment``: the parameter's last delta and the root of the
-        second moment, both float32 and flat, of the whole leaf.
+      partners: for a leaf of codec ``moment``: the parameter's trail and the root of the second
+        moment, both float32 and flat, of the whole leaf.
 
     Returns:
       The leaf, in its stored dtype and shape; always a fresh array.
@@ -232,26 +231,99 @@ def decode_leaf(
       CorruptDataError: damaged data, parts that do not cover the leaf, or values that do not
         match their recorded hash.
     """
-    return _decode(chains, name, base, given, with_old=False).new
+    parts = _parts(chains, name)
+    first = chains[0][-1].leaves[name]
+    out = np.empty(first.shape, first.dtype)
+    for box, chain in parts:
+        if chain[-1].leaves[name].chunks[box].codec == "moment":
+            values = _decode_moment(chain[-1], name, box, partners)
+        else:
+            values = _decode_box(chain, name, box, base)
+        _check_hash(values, chain, name, box, base)
+        out[boxes.slices(box)] = values.reshape(boxes.box_shape(box))
+    return out
 
 
-def decode_pair(
+def decode_trails(
     chains: Sequence[Sequence[Segment]],
-    name: str,
+    recipes: Sequence[moments.Recipe],
     base: Callable[[str], np.ndarray] | None = None,
-) -> Pair:
-    """The same, with the values before the last segments; for leaves of the chain only."""
-    return _decode(chains, name, base, None, with_old=True)
+    known: Callable[[moments.Recipe], np.ndarray] | None = None,
+) -> tuple[np.ndarray, dict[moments.Recipe, np.ndarray]]:
+    """Rebuilds a parameter, and the trails that moments were predicted from.
+
+    Args:
+      chains: as ``decode_leaf`` takes them.
+      recipes: of the trails, one or more, of one parameter.
+      base: as ``decode_leaf`` takes it.
+      known: where a trail begins before the chain, gives the one that ``base`` has.
+
+    Returns:
+      The leaf; and each trail, float32 and flat.
+
+    Raises:
+      CorruptDataError: as ``decode_leaf``, or the chain is too short for a trail.
+    """
+    name = recipes[0].param
+    parts = _parts(chains, name)
+    first = chains[0][-1].leaves[name]
+    out = np.empty(first.shape, first.dtype)
+    trails = {recipe: np.empty(first.shape, np.float32) for recipe in recipes}
+    for box, chain in parts:
+        # A chain's first segment is a delta only where there is a base.
+        deltas = len(chain) - (chain[0].base is None)
+        longest = min(max(recipe.span for recipe in recipes), deltas)
+        if longest < 1:
+            raise _too_short(chain, name)
+        before = chain[: len(chain) - longest]
+        values = _of_base(chain, name, box, base) if not before else None
+        if values is None:
+            _chunk(before[-1], name, box)
+            _check_same(before[-1], chain[-1].leaves[name])
+            values = _decode_box(before, name, box, base)
+        mine: dict[moments.Recipe, np.ndarray] = {}
+        for left, segment in zip(range(longest, 0, -1), chain[-longest:], strict=True):
+            _check_same(segment, chain[-1].leaves[name])
+            old = values.copy()
+            values = _decode_chunk(segment, name, box, values)
+            for recipe in recipes:
+                if left == longest and recipe.span > longest:
+                    mine[recipe] = _known_trail(chain, recipe, longest, box, known)
+                if left <= recipe.span:
+                    mine[recipe] = moments.extended(mine.get(recipe), values, old, recipe.memory)
+        _check_hash(values, chain, name, box, base)
+        out[boxes.slices(box)] = values.reshape(boxes.box_shape(box))
+        for recipe, trail in mine.items():
+            trails[recipe][boxes.slices(box)] = trail.reshape(boxes.box_shape(box))
+    return out, {recipe: trail.reshape(-1) for recipe, trail in trails.items()}
 
 
-def _decode(
-    chains: Sequence[Sequence[Segment]],
-    name: str,
-    base: Callable[[str], np.ndarray] | None,
-    given: Callable[[Given], tuple[np.ndarray, np.ndarray]] | None,
-    *,
-    with_old: bool,
-) -> Pair:
+def _too_short(chain: Sequence[Segment], name: str) -> CorruptDataError:
+    return CorruptDataError(
+        f"{chain[-1].reader.where}: a moment is predicted from more deltas of leaf {name!r} than "
+        "its chain has"
+    )
+
+
+def _known_trail(
+    chain: Sequence[Segment],
+    recipe: moments.Recipe,
+    covered: int,
+    box: Box,
+    known: Callable[[moments.Recipe], np.ndarray] | None,
+) -> np.ndarray:
+    """One index range of the trail that a chain's base has."""
+    if known is None or chain[0].base is None:
+        raise _too_short(chain, recipe.param)
+    shape = chain[-1].leaves[recipe.param].shape
+    whole = known(recipe._replace(span=recipe.span - covered))
+    if whole.size != math.prod(shape):
+        raise _too_short(chain, recipe.param)
+    return np.array(whole.reshape(shape)[boxes.slices(box)], order="C").reshape(-1)
+
+
+def _parts(chains: Sequence[Sequence[Segment]], name: str) -> list[tuple[Box, Sequence[Segment]]]:
+    """The index ranges of a leaf, which cover it exactly, each with its chain."""
     first = chains[0][-1].leaves[name]
     parts: list[tuple[Box, Sequence[Segment]]] = []
     for chain in chains:
@@ -267,43 +339,24 @@ def _decode(
             f"{chains[0][-1].reader.where}: the chunks of leaf {name!r} do not cover its shape "
             f"{first.shape} exactly"
         )
-    out = np.empty(first.shape, first.dtype)
-    old = np.empty(first.shape, first.dtype) if with_old else None
-    for box, chain in parts:
-        if old is not None:
-            before = _before(chain, name, box, base)
-            if before is None:
-                old = None
-            else:
-                old[boxes.slices(box)] = before.reshape(boxes.box_shape(box))
-        if chain[-1].leaves[name].chunks[box].codec == "moment":
-            values = _decode_moment(chain[-1], name, box, given)
-        else:
-            values = _decode_box(chain, name, box, base)
-        found = boxes.box_hash(values, box, first.shape)
-        expected = chain[-1].leaves[name].chunks[box].hash
-        if found != expected:
-            raise CorruptDataError(
-                f"{chain[-1].reader.where}: leaf {name!r} has value hash {found}, expected "
-                f"{expected}: {_blame(chain, name, box, base)}"
-            )
-        out[boxes.slices(box)] = values.reshape(boxes.box_shape(box))
-    return Pair(out, old)
+    return parts
 
 
-def _before(
-    chain: Sequence[Segment], name: str, box: Box, base: Callable[[str], np.ndarray] | None
-) -> np.ndarray | None:
-    """Flat values of one index range before the chain's last segment, if there were any."""
-    if len(chain) > 1:
-        previous = chain[-2].leaves.get(name)
-        leaf = chain[-1].leaves[name]
-        if previous is None or (previous.dtype, previous.shape) != (leaf.dtype, leaf.shape):
-            return None
-        return _decode_box(chain[:-1], name, box, base)
-    if base is None or chain[-1].base is None:
-        return None
-    return _of_base(chain, name, box, base)
+def _check_hash(
+    values: np.ndarray,
+    chain: Sequence[Segment],
+    name: str,
+    box: Box,
+    base: Callable[[str], np.ndarray] | None,
+) -> None:
+    leaf = chain[-1].leaves[name]
+    found = boxes.box_hash(values, box, leaf.shape)
+    expected = leaf.chunks[box].hash
+    if found != expected:
+        raise CorruptDataError(
+            f"{chain[-1].reader.where}: leaf {name!r} has value hash {found}, expected "
+            f"{expected}: {_blame(chain, name, box, base)}"
+        )
 
 
 def _decode_box(
@@ -353,20 +406,20 @@ def _decode_moment(
     segment: Segment,
     name: str,
     box: Box,
-    given: Callable[[Given], tuple[np.ndarray, np.ndarray]] | None,
+    partners: tuple[np.ndarray, np.ndarray] | None,
 ) -> np.ndarray:
     leaf, chunk = segment.leaves[name], _chunk(segment, name, box)
     where = segment.reader.where
-    if given is None:
+    if partners is None:
         raise CorruptDataError(f"{where}: leaf {name!r} is a moment where no other leaf is known")
-    delta, root = (
+    trail, root = (
         np.ascontiguousarray(whole.reshape(leaf.shape)[boxes.slices(box)]).reshape(-1)
-        for whole in given(chunk.given)
+        for whole in partners
     )
     try:
         return moments.decode(
             segment.reader.chunk(chunk.number),
-            delta,
+            trail,
             root,
             chunk.gain,
             segment.tables[chunk.table],
@@ -512,10 +565,8 @@ def _parse_chunk(
         good = good and spec is not None and levels.valid(spec)
         chunk = chunk._replace(spec=spec or chunk.spec)
     if codec == "moment":
-        gain, names = _parse_gain(entry.get("gain")), entry.get("given")
-        given = Given(*names) if isinstance(names, list) and len(names) == 2 else None
+        gain, given = _parse_gain(entry.get("gain")), _parse_given(entry)
         good = good and gain is not None and given is not None
-        good = good and all(x is None or isinstance(x, str) for x in given or ())
         chunk = chunk._replace(gain=gain or 0.0, given=given or chunk.given)
     if not good:
         raise CorruptDataError(f"{where} has damaged {codec} fields")
@@ -528,6 +579,21 @@ def _parse_gain(raw: Any) -> float | None:
     except (TypeError, ValueError):
         return None
     return float(value[0]) if value.size == 1 and np.isfinite(value[0]) else None
+
+
+def _parse_given(entry: dict[str, Any]) -> Given | None:
+    names, trail = entry.get("given"), entry.get("trail", [1, 0])
+    if not (isinstance(names, list) and len(names) == 2):
+        return None
+    param, nu = names
+    if not all(x is None or isinstance(x, str) for x in names):
+        return None
+    if not (isinstance(trail, list) and len(trail) == 2 and all(type(x) is int for x in trail)):
+        return None
+    span, memory = trail
+    if not (1 <= span < 1 << 31 and 0 <= memory <= moments.MEMORY_UNIT):
+        return None
+    return Given(None if param is None else moments.Recipe(param, span, memory), nu)
 
 
 def _parse_box(entry: dict[str, Any], shape: tuple[int, ...], where: str) -> Box:

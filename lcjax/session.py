@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 from absl import logging
 from etils import epath
 
@@ -14,6 +15,7 @@ from lcjax import chain, segment, storage
 from lcjax import state as states
 from lcjax.capture import Capture
 from lcjax.chain import ChainOptions, SegmentRef
+from lcjax.codecs import moments
 from lcjax.container import Writer
 from lcjax.errors import CorruptDataError, LcjaxError, MissingFileError
 from lcjax.policy import Preset
@@ -310,9 +312,10 @@ class Opened:
     def leaves(self, wanted: Sequence[int], max_bytes: int | None) -> list[Any]:
         """Values of leaves, see ``record.read_leaves``."""
         chains, own = self.segments()
-        return read_leaves(
+        read = read_leaves(
             self.record, wanted, chains, own, max_bytes=max_bytes, where=str(self.item)
         )
+        return read.values
 
     def as_saved(self) -> Saved:
         """What to remember of it as a possible base."""
@@ -331,16 +334,36 @@ class Opened:
         self.close()
 
 
+def _recipes(own: Sequence[segment.Segment]) -> set[moments.Recipe]:
+    """How the trails were made that a step's moments are predicted from."""
+    return {
+        chunk.given.recipe
+        for one in own
+        for leaf in one.leaves.values()
+        for chunk in leaf.chunks.values()
+        if chunk.given.recipe is not None
+    }
+
+
 def _load_reference(base: Saved) -> states.Reference | None:
     """The state of a base that is not in memory; None where it cannot be read."""
     try:
         with Opened(base.item) as opened:
-            chains, _ = opened.segments()
+            chains, own = opened.segments()
             if len(chains) != 1:
                 return None  # nothing chained, or the shards of several processes
             last = chains[0][-1]
-            values = {name: segment.decode_leaf(chains, name) for name in last.leaves}
-            return states.Reference.from_values(last.state, values, opened.record.notes())
+            values: dict[str, np.ndarray] = {}
+            trails: dict[moments.Recipe, np.ndarray] = {}
+            recipes = _recipes(own)
+            for name in last.leaves:
+                mine = sorted(recipe for recipe in recipes if recipe.param == name)
+                if mine:
+                    values[name], made = segment.decode_trails(chains, mine)
+                    trails |= made
+                else:
+                    values[name] = segment.decode_leaf(chains, name)
+            return states.Reference.from_values(last.state, values, opened.record.notes(), trails)
     except (OSError, LcjaxError) as e:
         logging.warning(
             "lcjax: step %s cannot serve as a base, writing a key frame: %s", base.step, e

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,6 +122,7 @@ class Reference:
       flats: where the values are; immutable by agreement.
       where: leaf name -> number of its ``Flat``.
       notes: leaf name -> what its last save left over, for leaves stored in steps.
+      trails: where parameters that moments are predicted from have been going, flat float32.
     """
 
     state: str
@@ -129,6 +130,7 @@ class Reference:
     flats: tuple[Flat, ...]
     where: dict[str, int]
     notes: dict[str, Note] = field(default_factory=dict)
+    trails: dict[moments.Recipe, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -144,12 +146,16 @@ class Reference:
 
     @classmethod
     def from_values(
-        cls, state: str, values: dict[str, np.ndarray], notes: dict[str, Note] | None = None
+        cls,
+        state: str,
+        values: dict[str, np.ndarray],
+        notes: dict[str, Note] | None = None,
+        trails: dict[moments.Recipe, np.ndarray] | None = None,
     ) -> Reference:
         """A reference over arrays by leaf name, each in its leaf's dtype and shape."""
         specs = {name: (value.dtype, value.shape) for name, value in values.items()}
         flats = [_alone(name, v.reshape(-1)) for name, v in values.items()]
-        return cls.of(state, specs, flats, notes)
+        return replace(cls.of(state, specs, flats, notes), trails=trails or {})
 
     def value(self, name: str) -> np.ndarray:
         """A leaf's flat values on the host; do not change them."""
@@ -220,8 +226,13 @@ def encode(
         part = encoded
     container, losses, values = None, dict(part.losses), {}
     if own:
-        old = None if part.is_key else reference
-        jobs = [job for i in own for job in _own_jobs(i, snapshot.host(i), part.reference, old)]
+        part = part._replace(
+            reference=replace(
+                part.reference,
+                trails=_trails(own, part.reference, None if part.is_key else reference),
+            )
+        )
+        jobs = [job for i in own for job in _own_jobs(i, snapshot.host(i), part.reference)]
         made = _assemble("own", own, jobs, None)
         container = made.container
         losses |= made.losses
@@ -366,27 +377,44 @@ def _chain_jobs(item: Item, sizes: _Sizes) -> list[Job]:
     return [ExactJob(item, box, u, base) for box in parts]
 
 
-def _own_jobs(item: Item, values: np.ndarray, new: Reference, old: Reference | None) -> list[Job]:
+def _trails(
+    own: Sequence[Item], new: Reference, old: Reference | None
+) -> dict[moments.Recipe, np.ndarray]:
+    """The trails that this save's moments are predicted from, each a delta longer than before."""
+    made: dict[moments.Recipe, np.ndarray] = {}
+    if old is None:
+        return made
+    for item in own:
+        codec, param = item.plan.codec, item.plan.param
+        if not isinstance(codec, Moment) or param is None:
+            continue
+        if new.specs[param][1] != item.shape or old.specs.get(param) != new.specs[param]:
+            continue
+        memory = round(codec.memory * moments.MEMORY_UNIT)
+        known = [r for r in old.trails if (r.param, r.memory) == (param, memory)]
+        span, trail = (known[0].span, old.trails[known[0]]) if known else (0, None)
+        recipe = moments.Recipe(param, span + 1, memory)
+        if recipe not in made:
+            made[recipe] = moments.extended(trail, new.value(param), old.value(param), memory)
+    return made
+
+
+def _own_jobs(item: Item, values: np.ndarray, new: Reference) -> list[Job]:
     """The jobs of one leaf outside the chain."""
     codec, plan = item.plan.codec, item.plan
     if not isinstance(codec, Moment):
         return [ExactJob(item, box, values, None) for box in _boxes(item)]
-    param, nu = plan.param, plan.nu
-    if param is not None and (
-        new.specs[param][1] != item.shape or old is None or old.specs.get(param) != new.specs[param]
-    ):
-        param = None
-    if nu is not None and new.specs[nu][1] != item.shape:
-        nu = None
-    item = item._replace(plan=plan._replace(param=param, nu=nu))
-    delta = np.zeros(values.size, np.float32)
-    if param is not None:
-        assert old is not None
-        delta = moments.delta_of(new.value(param), old.value(param))
+    memory = round(codec.memory * moments.MEMORY_UNIT)
+    known = [r for r in new.trails if (r.param, r.memory) == (plan.param, memory)]
+    recipe = known[0] if known and new.specs[known[0].param][1] == item.shape else None
+    nu = plan.nu if plan.nu is not None and new.specs[plan.nu][1] == item.shape else None
+    item = item._replace(plan=plan._replace(nu=nu))
+    trail = np.zeros(values.size, np.float32) if recipe is None else new.trails[recipe]
     root = np.ones(values.size, np.float32) if nu is None else moments.root_of(new.value(nu))
-    scale = scales.moment_scale(codec, moments.fit(values, delta, root))
+    scale = scales.moment_scale(codec, moments.fit(values, trail, root))
     return [
-        MomentJob(item, box, values, delta, root, scale.gain, scale.step) for box in _boxes(item)
+        MomentJob(item, box, values, recipe, trail, root, scale.gain, scale.step)
+        for box in _boxes(item)
     ]
 
 

@@ -50,6 +50,25 @@ def decoded(states, **kwargs):
         yield state, received.as_tree(state), message
 
 
+def own_segment(message):
+    return container.from_bytes(container.from_bytes(message).chunk(1))
+
+
+def with_moments(message, **fields):
+    """The message with other fields in the chunks of its moments."""
+    outer, own = container.from_bytes(message), own_segment(message)
+    for leaf in own.meta["leaves"]:
+        for chunk in leaf["chunks"]:
+            if chunk["codec"] == "moment":
+                chunk.update(fields)
+    forged, whole = container.Writer(), container.Writer()
+    for k in range(len(own)):
+        forged.add(bytes(own.chunk(k)))
+    whole.add(bytes(outer.chunk(0)))
+    whole.add(forged.finish(own.meta).to_bytes())
+    return whole.finish(outer.meta).to_bytes()
+
+
 def by_name(explanation):
     return {leaf.name: leaf for leaf in explanation}
 
@@ -155,18 +174,44 @@ class TestRuns:
         m, kept = (np.asarray(s["opt_state"][0].mu["kernel"]) for s in (state, got))
         assert np.corrcoef(m.ravel(), kept.ravel())[0, 1] > 0.3
 
+    @pytest.mark.parametrize("preset", ["balanced", "extreme"])
+    def test_a_reader_goes_on_as_the_writer_would(self, preset):
+        sent = received = None
+        for k, state in enumerate(adam_states(8)):
+            chosen = "lossless" if k == 3 else preset  # a trail that begins within the chain
+            message, sent = lcjax.encode(state, sent, preset=chosen)
+            other, _ = lcjax.encode(state, received, preset=chosen)
+            assert other == message
+            received = lcjax.decode(message, received)
+        spans = [
+            chunk["trail"]
+            for leaf in own_segment(message).meta["leaves"]
+            for chunk in leaf["chunks"]
+            if chunk["codec"] == "moment"
+        ]
+        assert spans == [[4, 205]] * len(spans) and spans
+
     def test_gains(self):
-        def gain(*sums):
-            return scales.moment_scale(lcjax.Moment(), moments.Fit(*sums, 10)).gain
+        def scale(cross, predicted, own, **options):
+            codec = lcjax.Moment(**options)
+            return scales.moment_scale(codec, moments.Fit(cross, predicted, own, 3, 4, 50, 10))
 
-        assert gain(-1.0, 100.0, 25.0) == pytest.approx(-0.04)  # four times least squares
-        assert gain(-40.0, 100.0, 25.0) == pytest.approx(-0.5)  # the norm of the moment
-        assert gain(0.0, 100.0, 25.0) == gain(1.0, 0.0, 25.0) == gain(1.0, 1.0, 0.0) == 0.0
+        # As large as the moment (or 1.5 times that), in the direction of the correlation.
+        assert scale(-1.0, 100.0, 25.0) == (pytest.approx(-0.5), None)
+        assert scale(2.0, 100.0, 25.0, norm=1.5) == (pytest.approx(0.75), None)
+        # The rest is y + D / 2: 50 + 3 + 1 = 54 squared, over 10 elements.
+        assert scale(-1.0, 100.0, 25.0, size=2.0).step == pytest.approx(2 * 5.4**0.5)
+        assert scale(0.0, 100.0, 25.0) == (0.0, pytest.approx(2 * 5.0**0.5))
+        assert scale(1.0, 0.0, 25.0, key_size=None) == scale(0.0, 1.0, 0.0, key_size=None)
+        assert scale(1.0, 0.0, 25.0, key_size=None) == (0.0, None)
 
-    def test_without_a_delta_moments_restart_at_zero(self):
+    def test_without_deltas_moments_are_coded_by_themselves(self):
         state, got, _ = next(decoded(adam_states(1), preset="balanced"))
+        m, kept = (np.asarray(s["opt_state"][0].mu["kernel"]) for s in (state, got))
+        assert np.corrcoef(m.ravel(), kept.ravel())[0, 1] > 0.7
+        anew = lcjax.Preset("balanced", rules=(lcjax.Rule(lcjax.Moment(key_size=None), role="mu"),))
+        _, got, _ = next(decoded(adam_states(1), preset=anew))
         assert not np.asarray(got["opt_state"][0].mu["kernel"]).any()
-        assert np.asarray(state["opt_state"][0].mu["kernel"]).any()
 
     def test_values_that_are_not_finite_come_back(self):
         def broken():
@@ -241,22 +286,22 @@ class TestRuns:
         assert np.abs(np.asarray(runs[1][1]["w"], "f4") - moved.astype("f4")).max() < 0.02
 
     def test_a_reader_needs_the_leaves_that_a_moment_names(self):
-        states = list(adam_states(3))
-        first, ref = lcjax.encode(states[0], preset="balanced")
-        second, _ = lcjax.encode(states[1], ref)
-        outer = container.from_bytes(second)
-        own = container.from_bytes(outer.chunk(1))
-        for leaf in own.meta["leaves"]:
-            for chunk in leaf["chunks"]:
-                if chunk["codec"] == "moment":
-                    chunk["given"][0] = "no/such/leaf"
-        forged, message = container.Writer(), container.Writer()
-        for k in range(len(own)):
-            forged.add(bytes(own.chunk(k)))
-        message.add(bytes(outer.chunk(0)))
-        message.add(forged.finish(own.meta).to_bytes())
+        first, delta = self.two_messages()
         with pytest.raises(lcjax.CorruptDataError, match="no/such/leaf"):
-            lcjax.decode(message.finish(outer.meta).to_bytes(), lcjax.decode(first))
+            lcjax.decode(with_moments(delta, given=["no/such/leaf", None]), lcjax.decode(first))
+
+    @pytest.mark.parametrize(
+        "trail", [[2, 205], [1 << 40, 205], [0, 205], [1, 257], [1], "x", [True, 3]]
+    )
+    def test_a_trail_longer_than_its_chain_is_refused(self, trail):
+        first, delta = self.two_messages()
+        with pytest.raises(lcjax.CorruptDataError, match="moment"):
+            lcjax.decode(with_moments(delta, trail=trail), lcjax.decode(first))
+
+    def two_messages(self):
+        states = list(adam_states(2))
+        first, ref = lcjax.encode(states[0], preset="balanced")
+        return first, lcjax.encode(states[1], ref)[0]
 
 
 class TestOrbax:
@@ -265,6 +310,25 @@ class TestOrbax:
             for step, state in enumerate(states):
                 manager.save(step, args=ocp.args.StandardSave(state))
                 manager.wait_until_finished()
+
+    def test_a_resumed_run_writes_what_an_uninterrupted_one_would(self, tmp_path):
+        chain = lcjax.ChainOptions(delta_budget=1e9)
+        states = list(adam_states(6))
+        for root, stops in ((tmp_path / "whole", [6]), (tmp_path / "resumed", [3, 4, 6])):
+            for k, stop in enumerate(stops):
+                registry = lcjax.handler_registry("balanced", chain=chain)
+                start = stops[k - 1] if k else 0
+                with ocp.CheckpointManager(root, handler_registry=registry) as manager:
+                    if start:
+                        manager.restore(start - 1, args=ocp.args.StandardRestore(states[0]))
+                    for step in range(start, stop):
+                        manager.save(step, args=ocp.args.StandardSave(states[step]))
+                        manager.wait_until_finished()
+        found = [
+            {p.name: p.read_bytes() for p in (tmp_path / run / "5" / "default").glob("*.lcx")}
+            for run in ("whole", "resumed")
+        ]
+        assert found[0] == found[1] and len(found[0]) == 7
 
     def test_presets_by_step(self, tmp_path):
         registry = lcjax.handler_registry(

@@ -1,11 +1,13 @@
 """First moments without a chain: predicted from what a reader knows anyway, then corrected.
 
-Adam's ``m`` is a mean of recent gradients, and the parameter's last delta is, up to the
-learning rate, the sum of ``-m / sqrt(v)`` over the steps since the save before: so ``m`` is
-predicted as ``gain * sqrt(v) * (c_new - c_old)``, with one gain per leaf, fitted when saving
-and stored. What the prediction misses of ``m / sqrt(v)`` is quantized with a dead zone, or
-dropped. A momentum buffer without second moments has ``sqrt(v) = 1``; a key frame, or a leaf
-whose parameter is elsewhere, has no delta, and the gain 0.
+Adam's ``m`` is a mean of recent gradients, and what a parameter moved since a save is, up to
+the learning rate, the sum of ``-m / sqrt(v)`` over the steps between. A single quantized delta
+tells little of that, several tell more: the *trail* of a parameter is ``D <- memory * D +
+(c_new - c_old)`` over the deltas of its chain, and ``m`` is predicted as ``gain * sqrt(v) *
+D``, with one gain per leaf, found when saving and stored. What the prediction misses of ``m /
+sqrt(v)`` is quantized with a dead zone, or dropped. A momentum buffer without second moments
+has ``sqrt(v) = 1``; a key frame, or a leaf whose parameter is elsewhere, has no trail, and the
+gain 0.
 """
 
 from __future__ import annotations
@@ -23,12 +25,42 @@ from lcjax.hashing import read_only
 DTYPES = ("float32", "bfloat16", "float16")
 
 
+MEMORY_UNIT = 256  # a trail's memory is a whole number of these parts
+
+
+class Recipe(NamedTuple):
+    """How a trail is made.
+
+    Attributes:
+      param: the parameter's name.
+      span: over how many of the chain's last deltas, 1 or more.
+      memory: what one delta leaves of the trail before, in parts of ``MEMORY_UNIT``.
+    """
+
+    param: str
+    span: int
+    memory: int
+
+
 class Fit(NamedTuple):
-    """Sums over a leaf, with ``y = m / sqrt(v)``: of ``y delta``, ``delta^2`` and ``y^2``."""
+    """Sums over a leaf, with ``p = sqrt(v) D`` and ``y = m / sqrt(v)``.
+
+    Attributes:
+      cross: of ``m p``.
+      predicted_squares: of ``p^2``.
+      own_squares: of ``m^2``.
+      scaled_cross: of ``y D``.
+      trail_squares: of ``D^2``.
+      scaled_squares: of ``y^2``.
+      elements: how many count: everything finite, ``v`` positive.
+    """
 
     cross: float
-    delta_squares: float
+    predicted_squares: float
     own_squares: float
+    scaled_cross: float
+    trail_squares: float
+    scaled_squares: float
     elements: int
 
 
@@ -50,12 +82,28 @@ class Encoded(NamedTuple):
     losses: steps.Losses
 
 
-def delta_of(new: np.ndarray, old: np.ndarray) -> np.ndarray:
-    """``new - old`` in float32, flat; 0 where that is not finite."""
+def extended(trail: np.ndarray | None, new: np.ndarray, old: np.ndarray, memory: int) -> np.ndarray:
+    """A trail one delta on: ``memory / 256 * trail + (new - old)``, in float32, flat.
+
+    Args:
+      trail: float32 ``(elements,)``, not changed; None for the first delta.
+      new: the parameter after the delta, one of ``DTYPES``.
+      old: the parameter before it.
+      memory: see ``Recipe``.
+
+    Returns:
+      ``(elements,)``. Each operation is rounded to float32; a difference, and a sum, that is
+      not finite counts as 0.
+    """
+    from lcjax.codecs import _moment_kernels as kernels
+
+    out = np.zeros(new.size, np.float32) if trail is None else trail.copy()
     with np.errstate(invalid="ignore", over="ignore"):
-        d = new.reshape(-1).astype(np.float32) - old.reshape(-1).astype(np.float32)
-    d[~np.isfinite(d)] = 0
-    return d
+        kernels.extend(
+            *(float32(new.reshape(-1)), float32(old.reshape(-1))),
+            *(np.float32(memory / MEMORY_UNIT), out),
+        )
+    return out
 
 
 def root_of(v: np.ndarray) -> np.ndarray:
@@ -67,24 +115,25 @@ def root_of(v: np.ndarray) -> np.ndarray:
     return np.sqrt(x, out=x)
 
 
-def fit(m: np.ndarray, delta: np.ndarray, root: np.ndarray) -> Fit:
+def fit(m: np.ndarray, trail: np.ndarray, root: np.ndarray) -> Fit:
     """Sums for the gain.
 
     Args:
       m: values, flat, one of ``DTYPES``.
-      delta: float32, see ``delta_of``.
+      trail: float32, see ``extended``.
       root: float32, see ``root_of``.
     """
     from lcjax.codecs import _moment_kernels as kernels
 
-    out = np.zeros(4)
-    kernels.fit(float32(m), read_only(delta), read_only(root), out)
-    return Fit(float(out[0]), float(out[1]), float(out[2]), int(out[3]))
+    out = np.zeros(7)
+    kernels.fit(float32(m), read_only(trail), read_only(root), out)
+    sums = [float(x) for x in out]
+    return Fit(sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], int(sums[6]))
 
 
 def encode(
     m: np.ndarray,
-    delta: np.ndarray,
+    trail: np.ndarray,
     root: np.ndarray,
     gain: float,
     step: float | None,
@@ -94,7 +143,7 @@ def encode(
 
     Args:
       m: values, flat, one of ``DTYPES``.
-      delta: float32, see ``delta_of``.
+      trail: float32, see ``extended``.
       root: float32, see ``root_of``.
       gain: of the prediction, a float32 number.
       step: of the quantizer, in units of ``m / root``; None drops the remainder.
@@ -104,7 +153,7 @@ def encode(
 
     rest = np.empty(m.size, np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
-        kernels.remainder(float32(m), read_only(delta), read_only(root), np.float32(gain), rest)
+        kernels.remainder(float32(m), read_only(trail), read_only(root), np.float32(gain), rest)
     if step is None:
         odd = ~np.isfinite(rest)
         where = np.flatnonzero(odd) if odd.any() else np.zeros(0, np.int64)
@@ -113,7 +162,7 @@ def encode(
         made = steps.quantize(rest, np.zeros_like(rest), step, dead_zone)
         codes, table, where = made.codes, made.table, made.where
     exact = m[where]
-    values = _rebuild(delta, root, gain, codes, table, m.dtype)
+    values = _rebuild(trail, root, gain, codes, table, m.dtype)
     values[where] = exact
     payload = _exceptions.pack(where, exact) + entropy.encode(codes, threads=1)
     zeros = m.size - int(np.count_nonzero(codes)) - where.size
@@ -123,7 +172,7 @@ def encode(
 
 def decode(
     payload: memoryview,
-    delta: np.ndarray,
+    trail: np.ndarray,
     root: np.ndarray,
     gain: float,
     table: np.ndarray,
@@ -142,13 +191,13 @@ def decode(
         raise CorruptDataError(
             f"code {int(codes.max())} is outside its table of {table.size} entries"
         )
-    values = _rebuild(delta, root, gain, codes, table, dtype)
+    values = _rebuild(trail, root, gain, codes, table, dtype)
     _exceptions.put(values, where, bits)
     return values
 
 
 def _rebuild(
-    delta: np.ndarray,
+    trail: np.ndarray,
     root: np.ndarray,
     gain: float,
     codes: np.ndarray,
@@ -160,7 +209,7 @@ def _rebuild(
     out = np.empty(codes.size, np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
         kernels.rebuild(
-            *(read_only(delta), read_only(root), np.float32(gain), read_only(codes)),
+            *(read_only(trail), read_only(root), np.float32(gain), read_only(codes)),
             *(read_only(table), out, out.view(np.uint32)),
         )
         return out if dtype == np.float32 else out.astype(dtype)

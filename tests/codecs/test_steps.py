@@ -154,32 +154,39 @@ class TestLevels:
 
 class TestMoments:
     def test_by_hand(self):
-        delta = np.array([0.1, -0.2, 0.0, 0.4], np.float32)
+        trail = np.array([0.1, -0.2, 0.0, 0.4], np.float32)
         nu = np.array([4.0, 0.25, 9.0, 0.0], np.float32)
         m = np.array([-0.4, 0.2, 0.3, 0.0], np.float32)
         root = moments.root_of(nu)
         assert root.tolist() == [2.0, 0.5, 3.0, 0.0]
-        fit = moments.fit(m, delta, root)
-        # y = m / root = -0.2, 0.4, 0.1; the last element has no root and does not count.
-        assert fit.cross == pytest.approx(-0.2 * 0.1 + 0.4 * -0.2)
-        assert fit.delta_squares == pytest.approx(0.05)
-        assert fit.elements == 3
-        gain = float(np.float32(fit.cross / fit.delta_squares))
-        assert gain == pytest.approx(-2.0)
-        made = moments.encode(m, delta, root, gain, None, 0.5)
+        # y = m / root = -0.2, 0.4, 0.1 and p = root D = 0.2, -0.1, 0; the last has no root.
+        assert moments.fit(m, trail, root) == pytest.approx(
+            (-0.08 - 0.02, 0.05, 0.29, -0.02 - 0.08, 0.05, 0.21, 3)
+        )
+        made = moments.encode(m, trail, root, -2.0, None, 0.5)
         assert made.values == pytest.approx([-0.4, 0.2, 0.0, 0.0])
+
+    def test_trails_by_hand(self):
+        c = np.array([[1, 2, 1], [3, 2, np.inf], [2, 6, 5], [2, 7, 6]], np.float32)
+        trail = moments.extended(None, c[1], c[0], 128)
+        assert trail.tolist() == [2.0, 0.0, 0.0]  # what is not finite counts as 0
+        second = moments.extended(trail, c[2], c[1], 128)
+        assert second.tolist() == [0.5 * 2 - 1, 4.0, 0.0]
+        assert trail.tolist() == [2.0, 0.0, 0.0]
+        assert moments.extended(second, c[3], c[2], 0).tolist() == [0.0, 1.0, 1.0]
+        assert moments.extended(second, c[3], c[2], 256).tolist() == [0.0, 5.0, 1.0]
 
     @settings(max_examples=60, deadline=None)
     @given(st.data(), st.sampled_from(FLOATS), st.integers(0, 300), st.booleans())
     def test_round_trip(self, data, dtype, size, coded):
         m = values(data, dtype, size)
-        delta = moments.delta_of(values(data, dtype, size), values(data, dtype, size))
+        trail = moments.extended(None, values(data, dtype, size), values(data, dtype, size), 0)
         root = moments.root_of(np.abs(values(data, np.dtype("f4"), size)))
         gain = float(np.float32(data.draw(st.floats(-100, 100))))
         step = data.draw(st.floats(1e-3, 10)) if coded else None
-        made = moments.encode(m, delta, root, gain, step, 0.5)
+        made = moments.encode(m, trail, root, gain, step, 0.5)
         got = moments.decode(
-            *(memoryview(made.payload), delta, root, gain, made.table, made.exceptions, dtype)
+            *(memoryview(made.payload), trail, root, gain, made.table, made.exceptions, dtype)
         )
         assert got.tobytes() == made.values.tobytes()
         odd = ~np.isfinite(m.astype("f4"))
