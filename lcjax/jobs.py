@@ -163,7 +163,9 @@ class LevelJob(NamedTuple):
         base = None if self.base is None else self.base[part]
         made = levels.encode(u, base, codec.octaves, codec.dead_zone, self.shift)
         entry = _entry("levels:key" if base is None else "levels", made.exceptions)
-        entry["spec"] = list(made.spec)
+        entry["spec"] = list(made.spec[:4])
+        if made.spec.edges:
+            entry["edges"] = list(made.spec.edges)
         lost = made.losses
         loss = Loss(
             steps.measure(u, base).delta_squares,

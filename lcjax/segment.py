@@ -560,8 +560,9 @@ def _parse_chunk(
         good = good and type(exponent) is int and -126 <= exponent <= 127
         chunk = chunk._replace(exponent=exponent)
     if codec.startswith("levels"):
-        raw = entry.get("spec")
-        spec = levels.Spec(*raw) if isinstance(raw, list) and len(raw) == 4 else None
+        raw, edges = entry.get("spec"), entry.get("edges", [])
+        shaped = isinstance(raw, list) and len(raw) == 4 and isinstance(edges, list)
+        spec = levels.Spec(*raw, tuple(edges)) if shaped else None
         good = good and spec is not None and levels.valid(spec)
         chunk = chunk._replace(spec=spec or chunk.spec)
     if codec == "moment":

@@ -68,40 +68,110 @@ def quantize(u, c, drop, infinity, shift, stride, dead, low, least, most, symbol
 
 
 @kernel()
-def positive(c, infinity, out):
-    """Marks elements that are positive and finite; returns how many."""
-    count = 0
+def classify(c, drop, infinity, classes, out, counts):
+    """Class of each element: 0 where it is not positive and finite, else by its level.
+
+    ``classes`` has a class, 1 or more, for each level; ``counts`` gets the sizes of all.
+    """
+    counts[:] = 0
     for k in range(c.size):
-        is_it = 0 < np.int64(c[k]) < infinity
-        out[k] = is_it
-        count += is_it
-    return count
+        b = np.int64(c[k])
+        key = classes[b >> drop] if 0 < b < infinity else np.uint8(0)
+        out[k] = key
+        counts[key] += 1
 
 
 @kernel()
-def split(symbols, mask, changes, births):
-    """Sends each symbol to the stream of its element's kind."""
-    i, j = 0, 0
+def split(symbols, keys, ends, out):
+    """Sorts symbols by class, each class in order; ``ends`` has the classes' begins."""
     for k in range(symbols.size):
-        if mask[k]:
-            changes[i] = symbols[k]
-            i += 1
-        else:
-            births[j] = symbols[k]
-            j += 1
+        key = keys[k]
+        out[ends[key]] = symbols[k]
+        ends[key] += 1
 
 
 @kernel()
-def join(changes, births, mask, symbols):
+def join(sorted_symbols, keys, ends, symbols):
     """Inverse of ``split``."""
-    i, j = 0, 0
     for k in range(symbols.size):
-        if mask[k]:
-            symbols[k] = changes[i]
-            i += 1
-        else:
-            symbols[k] = births[j]
-            j += 1
+        key = keys[k]
+        symbols[k] = sorted_symbols[ends[key]]
+        ends[key] += 1
+
+
+@kernel()
+def level_counts(c, drop, infinity, fold, out):
+    """How many positive elements have each level, levels taken ``2^fold`` together."""
+    for k in range(c.size):
+        b = np.int64(c[k])
+        if 0 < b < infinity:
+            out[b >> (drop + fold)] += 1
+
+
+@kernel()
+def joint_counts(symbols, keys, out):
+    """How often each symbol occurs in each class."""
+    for k in range(symbols.size):
+        out[keys[k], symbols[k]] += 1
+
+
+@kernel()
+def _bits(counts, stream_bits, symbol_bits):
+    """Size of symbols as a stream of their own."""
+    total, used, sum_ = 0.0, 0, np.int64(0)
+    for n in counts:
+        if n > 0:
+            used += 1
+            sum_ += n
+            total -= n * np.log2(np.float64(n))
+    if sum_ > 0:
+        total += sum_ * np.log2(np.float64(sum_))
+    return total + stream_bits + symbol_bits * used
+
+
+@kernel()
+def merge_classes(counts, stream_bits, symbol_bits, most, begins):
+    """Joins neighbouring classes while that makes all of them together smaller.
+
+    Args:
+      counts: int64 ``(classes, 256)``, changed.
+      stream_bits: what each stream costs beside its symbols' entropy.
+      symbol_bits: what each symbol in use adds to that.
+      most: classes that may be left.
+      begins: int64 ``(classes,)``; gets the first old class of each new one.
+
+    Returns:
+      How many are left.
+    """
+    left = counts.shape[0]
+    sizes = np.empty(left)
+    joined = np.empty(left)  # of each with its successor
+    for k in range(left):
+        begins[k] = k
+        sizes[k] = _bits(counts[k], stream_bits, symbol_bits)
+    for k in range(left - 1):
+        joined[k] = _bits(counts[k] + counts[k + 1], stream_bits, symbol_bits)
+    while left > 1:
+        best, gain = 0, -np.inf
+        for k in range(left - 1):
+            mine = sizes[k] + sizes[k + 1] - joined[k]
+            if mine > gain:
+                best, gain = k, mine
+        if gain < 0 and left <= most:
+            break
+        counts[best] += counts[best + 1]
+        sizes[best] = joined[best]
+        for k in range(best + 1, left - 1):
+            counts[k] = counts[k + 1]
+            sizes[k] = sizes[k + 1]
+            begins[k] = begins[k + 1]
+            joined[k] = joined[k + 1]
+        left -= 1
+        if best > 0:
+            joined[best - 1] = _bits(counts[best - 1] + counts[best], stream_bits, symbol_bits)
+        if best < left - 1:
+            joined[best] = _bits(counts[best] + counts[best + 1], stream_bits, symbol_bits)
+    return left
 
 
 @kernel()

@@ -139,11 +139,49 @@ class TestLevels:
         ratio = np.abs(np.log2(u[normal].astype("f8") / got[normal].astype("f8")))
         assert np.all(ratio <= octaves / 2 + 0.2)  # levels are linear within an octave
 
+    @pytest.mark.parametrize("dtype", [np.dtype("f4"), BF16], ids=lambda d: d.name)
+    def test_symbols_that_depend_on_the_level_go_into_classes(self, dtype):
+        # What is small rises in one of two cases, what is large never changes.
+        c = np.repeat(np.array([2.0**-20, 1.0], np.float32), 4000).astype(dtype)
+        c[::100] = 0
+        rng = np.random.default_rng(0)
+        rises = (rng.random(c.size) < 0.5) & (c.astype("f4") < 0.5)
+        u = np.where(rises, 16 * c.astype("f4"), c.astype("f4")).astype(dtype)
+        made = levels.encode(u, c, 2.0, 0.5)
+        assert len(made.spec.edges) == 1
+        assert (127 - 20) * 64 < made.spec.edges[0] <= 127 * 64
+        got = c.copy()
+        levels.decode(memoryview(made.payload), made.spec, made.exceptions, got)
+        assert got.tobytes() == made.reference.tobytes()
+        # 3,960 symbols of one bit, and streams that say nothing.
+        assert 3960 / 8 <= len(made.payload) < 3960 / 8 + 40
+
+    def test_classes_are_joined_while_that_saves_bytes(self):
+        from lcjax.codecs import _level_kernels as kernels
+
+        counts = np.zeros((4, 256), np.int64)
+        counts[0, 0] = counts[1, 0] = 100
+        counts[2, 1] = 1
+        counts[3, 1] = 100
+        begins = np.zeros(4, np.int64)
+        # One symbol among 101 others costs 0.08 bits each: more than a stream of its own saves.
+        assert kernels.merge_classes(counts.copy(), 4.0, 0.0, 16, begins) == 2
+        assert begins[:2].tolist() == [0, 2]
+        # Streams that cost more than the 201 bits which telling them apart saves.
+        assert kernels.merge_classes(counts.copy(), 300.0, 0.0, 16, begins) == 1
+        assert kernels.merge_classes(counts.copy(), 0.0, 0.0, 1, begins) == 1
+
     @settings(max_examples=100, deadline=None)
-    @given(st.binary(max_size=60), st.integers(0, 3), st.integers(-300, 300), st.integers(1, 999))
-    def test_hostile_payloads(self, payload, exceptions, shift, stride):
+    @given(
+        st.binary(max_size=60),
+        st.integers(0, 3),
+        st.integers(-300, 300),
+        st.integers(1, 999),
+        st.sets(st.integers(1, 16319), max_size=15),
+    )
+    def test_hostile_payloads(self, payload, exceptions, shift, stride, edges):
         reference = np.linspace(0, 1, 40, dtype=np.float32)
-        spec = levels.Spec(shift, stride, -stride, 16319)
+        spec = levels.Spec(shift, stride, -stride, 16319, tuple(sorted(edges)))
         assert levels.valid(spec)
         try:
             levels.decode(memoryview(payload), spec, exceptions, reference)
