@@ -22,6 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_demo(commands)
     _add_inspect(commands)
+    _add_bench(commands)
     options = parser.parse_args(argv)
     return options.call(options)
 
@@ -60,6 +61,36 @@ def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--plot", type=pathlib.Path, metavar="FILE", help="draw bytes and error along the run"
     )
     parser.set_defaults(call=_inspect)
+
+
+def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds ``lcjax bench NAME``."""
+    from lcjax import bench
+
+    parser = commands.add_parser("bench", help="measure lcjax beside what you would use instead")
+    names = parser.add_subparsers(required=True, metavar="name")
+    for name in bench.NAMES:
+        module = bench.load(name)
+        one = names.add_parser(name, help=module.HELP, description=module.__doc__)
+        one.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the rows there")
+        module.add_arguments(one)
+        one.set_defaults(call=_bench, name=name, run=module.run)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    """Runs ``lcjax bench NAME``."""
+    from lcjax.bench import BenchError
+    from lcjax.tables import show
+
+    try:
+        rows = options.run(options)
+    except BenchError as error:
+        print(f"lcjax bench {options.name}: {error}", file=sys.stderr)
+        return 2
+    show(options.name, rows)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0
 
 
 def _inspect(options: argparse.Namespace) -> int:

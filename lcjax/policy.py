@@ -238,14 +238,16 @@ class Plan(NamedTuple):
 
 
 _BALANCED = (
-    Rule(Step(size=2.2, reach=0.95), role="param|ema"),
-    Rule(Level(), role="nu|nu_max"),
+    Rule(Step(size=2.8, reach=1.0), role="param|ema"),
+    Rule(Level(dead_zone=0.6), role="nu|nu_max"),
     Rule(Moment(), role="mu|trace"),
 )
+# A moment twice its size makes up for what coarse steps have postponed: for some steps it takes
+# the parameters on along their own way.
 _EXTREME = (
-    Rule(Step(size=3.8, reach=0.85, key_bits=9), role="param|ema"),
+    Rule(Step(size=4.5, reach=0.85, key_bits=9), role="param|ema"),
     Rule(Level(dead_zone=0.75), role="nu|nu_max"),
-    Rule(Moment(), role="mu|trace"),
+    Rule(Moment(norm=2.0), role="mu|trace"),
 )
 
 

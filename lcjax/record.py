@@ -65,10 +65,11 @@ class Lost(NamedTuple):
         """The few digits of a loss."""
         return cls(
             _ratio(loss.error_squares, loss.delta_squares),
-            _digits(loss.max_error, 3),
+            _digits(loss.max_error, 2),
             loss.zeros,
             loss.odd,
-            _digits(loss.error_squares**0.5, 6),
+            # Later steps are chosen from those of leaves stored in steps.
+            _digits(loss.error_squares**0.5, 6 if step else 3),
             _digits(step, 4),
         )
 

@@ -560,9 +560,7 @@ def _parse_chunk(
         good = good and type(exponent) is int and -126 <= exponent <= 127
         chunk = chunk._replace(exponent=exponent)
     if codec.startswith("levels"):
-        raw, edges = entry.get("spec"), entry.get("edges", [])
-        shaped = isinstance(raw, list) and len(raw) == 4 and isinstance(edges, list)
-        spec = levels.Spec(*raw, tuple(edges)) if shaped else None
+        spec = _parse_spec(entry.get("spec"), entry.get("edges", []))
         good = good and spec is not None and levels.valid(spec)
         chunk = chunk._replace(spec=spec or chunk.spec)
     if codec == "moment":
@@ -572,6 +570,13 @@ def _parse_chunk(
     if not good:
         raise CorruptDataError(f"{where} has damaged {codec} fields")
     return chunk._replace(exceptions=odd)
+
+
+def _parse_spec(raw: Any, edges: Any) -> levels.Spec | None:
+    if not (isinstance(raw, list) and len(raw) == 4 and isinstance(edges, list)):
+        return None
+    shift, stride, extra, low = raw
+    return levels.Spec(shift, stride, extra, low, tuple(edges))
 
 
 def _parse_gain(raw: Any) -> float | None:

@@ -22,15 +22,12 @@ from lcjax.policy import Preset
 from lcjax.record import Record, fidelity_to_json, from_meta, read_leaves, with_losses
 
 NOTE = """\
-This directory was written by lcjax ({producer}), a checkpoint codec for JAX, as one item of
-an Orbax checkpoint, with preset {preset}. To read it:
-
+This was written by {producer}, a checkpoint codec for JAX, with preset {preset}. To read it:
     pip install lcjax
     import lcjax, orbax.checkpoint as ocp
     state = ocp.Checkpointer(lcjax.CheckpointHandler()).restore(path_of_this_directory)
-
-or, through a CheckpointManager, pass handler_registry=lcjax.handler_registry(preset=...).
-The files' format is described in lcjax/FORMAT.md inside the package.
+or give a CheckpointManager handler_registry=lcjax.handler_registry(preset=...). The files'
+format is in lcjax/FORMAT.md.
 """
 _REMEMBERED = 16
 

@@ -89,7 +89,7 @@ class TestExplain:
             "step": "step",
         }
         assert found["params/kernel"].codec == (
-            "steps of 2.2 rms of all deltas, by mean(opt_state/0/nu/kernel)^-0.25"
+            "steps of 2.8 rms of all deltas, by mean(opt_state/0/nu/kernel)^-0.25"
         )
         assert found["opt_state/0/mu/kernel"].codec == (
             "predicted from the delta of params/kernel; the rest is dropped"

@@ -22,6 +22,7 @@ class Settings:
         warmup: steps over which the learning rate grows from 0 to ``learning_rate``.
         learning_rate: the highest learning rate of AdamW; the rest is as Optax has it.
         seed: of the initial parameters and of the batches.
+        order: another seed for the batches alone; None takes ``seed``.
         validation_sequences: how many sequences the validation loss is taken over.
         preset: the lcjax preset.
         bits: bits per symbol of that preset; its own choice if None.
@@ -35,6 +36,7 @@ class Settings:
     warmup: int = 50
     learning_rate: float = 2e-3
     seed: int = 0
+    order: int | None = None
     validation_sequences: int = 512
     preset: str = "paper"
     bits: int | None = None

@@ -188,6 +188,7 @@ def train(
     params, opt_state = jax.block_until_ready(program.init())
     corpus = data.load_corpus()
     length = settings.model.length
+    order = settings.seed if settings.order is None else settings.order
     root.mkdir(parents=True, exist_ok=True)
     with open_manager(root, settings, codec) as manager:
         first = manager.latest_step() or 0
@@ -202,7 +203,7 @@ def train(
             return
         commits = Commits(root, codec, journal)
         for step in range(first, settings.steps):
-            tokens = data.batch(corpus.train, settings.seed, step, settings.batch, length)
+            tokens = data.batch(corpus.train, order, step, settings.batch, length)
             params, opt_state, loss = program.step(params, opt_state, tokens)
             journal.write("step", step=step + 1, loss=float(loss))
             if (step + 1) % settings.save_every == 0:
