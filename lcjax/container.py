@@ -17,7 +17,7 @@ from typing import Any
 from lcjax import hashing
 from lcjax.errors import CorruptDataError, UnsupportedFormatError
 
-VERSION = 3
+VERSION = 4
 HEADER_MAGIC = b"\x89LCJX\r\n\x1a"
 TRAILER_MAGIC = b"LCJXEND\n"
 _HEADER = struct.Struct("<8sHHI")

@@ -20,10 +20,10 @@ def load() -> None:
 
     values = np.arange(64, dtype=np.float32)
     hashing.value_hash(values)
-    mode, payload = exact.encode(values, values[::-1].copy())
-    exact.decode(memoryview(payload), mode, values.dtype, values.size, values)
-    mode, payload = exact.encode(values)
-    exact.decode(memoryview(payload), mode, values.dtype, values.size)
+    for array in (values, values.astype(np.int32)):  # tokens, and byte planes
+        for base in (None, array[::-1].copy()):
+            mode, payload = exact.encode(array, base)
+            exact.decode(memoryview(payload), mode, array.dtype, array.size, base)
     lc.apply(values, np.zeros(values.size, np.uint8), np.zeros(1, np.float32))
 
 

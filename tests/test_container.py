@@ -48,7 +48,7 @@ def test_round_trip():
 
 def test_the_bytes_are_those_of_the_format_page():
     data = build([b"abc"], {})
-    assert data[:16] == bytes.fromhex("894c434a580d0a1a 0300 0000 00000000")
+    assert data[:16] == bytes.fromhex("894c434a580d0a1a 0400 0000 00000000")
     assert data[16:19] == b"abc"
     offset, packed, size, digest, magic = struct.unpack("<QQQ16s8s", data[-48:])
     assert (offset, magic) == (19, b"LCJXEND\n")
@@ -86,9 +86,9 @@ def test_trailing_bytes_are_found():
 
 def test_a_later_version_says_what_to_do():
     with pytest.raises(
-        UnsupportedFormatError, match=r"format version 4.*reads up to 3.*pip install"
+        UnsupportedFormatError, match=r"format version 5.*reads up to 4.*pip install"
     ):
-        container.from_bytes(forge(b'{"chunks":[],"meta":{}}', version=4))
+        container.from_bytes(forge(b'{"chunks":[],"meta":{}}', version=5))
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,7 @@ def _edges(c: np.ndarray, symbols: np.ndarray, drop: int, infinity: int) -> tupl
       infinity: bits of infinity.
     """
     from lcjax.codecs import _level_kernels as kernels
+    from lcjax.codecs._class_kernels import merge_classes
 
     levels = np.zeros((_MOST >> _FOLD) + 1, np.int64)
     kernels.level_counts(c, drop, infinity, _FOLD, levels)
@@ -239,9 +240,7 @@ def _edges(c: np.ndarray, symbols: np.ndarray, drop: int, infinity: int) -> tupl
     counts = np.zeros((len(edges) + 2, 256), np.int64)
     kernels.joint_counts(symbols, keys, counts)
     begins = np.zeros(len(edges) + 1, np.int64)
-    left = kernels.merge_classes(
-        counts[1:].copy(), _STREAM_BITS, _SYMBOL_BITS, MAX_EDGES + 1, begins
-    )
+    left, _ = merge_classes(counts[1:].copy(), _STREAM_BITS, _SYMBOL_BITS, MAX_EDGES + 1, begins)
     return tuple(edges[int(k) - 1] for k in begins[1:left])
 
 

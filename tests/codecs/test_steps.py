@@ -157,7 +157,7 @@ class TestLevels:
         assert 3960 / 8 <= len(made.payload) < 3960 / 8 + 40
 
     def test_classes_are_joined_while_that_saves_bytes(self):
-        from lcjax.codecs import _level_kernels as kernels
+        from lcjax.codecs import _class_kernels as kernels
 
         counts = np.zeros((4, 256), np.int64)
         counts[0, 0] = counts[1, 0] = 100
@@ -165,11 +165,13 @@ class TestLevels:
         counts[3, 1] = 100
         begins = np.zeros(4, np.int64)
         # One symbol among 101 others costs 0.08 bits each: more than a stream of its own saves.
-        assert kernels.merge_classes(counts.copy(), 4.0, 0.0, 16, begins) == 2
+        left, bits = kernels.merge_classes(counts.copy(), 4.0, 0.0, 16, begins)
+        assert left == 2
+        assert bits == 8.0  # of streams: all symbols of each are the same
         assert begins[:2].tolist() == [0, 2]
         # Streams that cost more than the 201 bits which telling them apart saves.
-        assert kernels.merge_classes(counts.copy(), 300.0, 0.0, 16, begins) == 1
-        assert kernels.merge_classes(counts.copy(), 0.0, 0.0, 1, begins) == 1
+        assert kernels.merge_classes(counts.copy(), 300.0, 0.0, 16, begins)[0] == 1
+        assert kernels.merge_classes(counts.copy(), 0.0, 0.0, 1, begins)[0] == 1
 
     @settings(max_examples=100, deadline=None)
     @given(
