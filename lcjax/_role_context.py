@@ -121,7 +121,7 @@ def _fields_in_context(leaves: Sequence[Leaf], roles: _Roles, slots: _Slots) -> 
 
 
 def _meanings(below: dict[str, set[Parts]], factored: bool) -> dict[str, str]:
-    """What fields mean beside others: AdaFactor, Adan, AdEMAMix, SM3, Sophia, centered RMSProp."""
+    """What fields mean beside others: AdaFactor, Adan, AdEMAMix, MoMo, SM3, Sophia, centered RMSProp."""
     fields = below.keys()
     out: dict[str, str] = {}
     if "v" in fields and "v_row" in fields:
@@ -135,6 +135,8 @@ def _meanings(below: dict[str, set[Parts]], factored: bool) -> dict[str, str]:
     if fields >= {"mu", "nu"} and "count" not in fields:
         one_per_axis = any(path[:-1] in below["nu"] and path[-1:] == ("0",) for path in below["mu"])
         out |= {"mu": "nu", "nu": "mu"} if one_per_axis else {"mu": "optimizer", "nu": "optimizer"}
+    if fields >= {"exp_avg", "barf"}:
+        out["exp_avg"] = "optimizer"  # MoMo's bound on the loss is made of its products
     if "ema" in fields and factored:
         out["ema"] = "mu"  # of updates; elsewhere the name stands for averages of parameters
     return out

@@ -72,19 +72,19 @@ class Hint(NamedTuple):
         role: the role.
         root: for an optimizer state, how deep its outermost node lies; None where the class wraps
             a single leaf (an nnx variable), which tells no such thing.
-        owner: the name of the class at `root`.
+        centered: whether one of the classes is the state of a centered RMSProp that counts.
     """
 
     role: str
     root: int | None = None
-    owner: str = ""
+    centered: bool = False
 
 
 _OPTIMIZER_CLASSES = frozenset({"OptState", "OptVariable", "OptArray"})
 _RNG_CLASSES = frozenset({"RngState", "RngKey", "RngCount"})
 # Fields of optimizer states whose name alone tells what they hold.
 _TELLING = {name: name for name in ("mu", "nu", "nu_max", "trace", "count", "acc_grads", "ema")} | {
-    "exp_avg": "mu",  # Prodigy, DAdapt, MoMo
+    "exp_avg": "mu",  # Prodigy, DAdapt
     "m1": "mu",  # AdEMAMix; its m2 remembers thousands of steps, so it is no first moment to drop
     "exp_avg_sq": "nu",
     "sum_of_squares": "nu",  # AdaGrad
@@ -100,7 +100,7 @@ _OTHER_FIELDS = """
     init_particles cumulative_gradients subgradients reward projector hessian_fn_state hyperparams
     diff_params_memory diff_updates_memory weights_memory adv_state avg_grad mean_grads
     sum_sq_diff_grads mean_grads_ema variance_grads_ema found_nan measurements ns_coeffs
-    mini_step gradient_step step_count count_m2 steps_since_sync
+    mini_step gradient_step step_count count_m2 steps_since_sync barf
 """
 FIELD_ROLES = dict.fromkeys(_OTHER_FIELDS.split(), "optimizer") | _TELLING
 """The fields of optimizer states, and the role that each has by its name alone."""
@@ -154,7 +154,7 @@ def hint_of(cls: type, depth: int) -> Hint | None:
     """
     if cls.__module__.partition(".")[0] == "optax":
         # The one class of optax that holds the trained parameters themselves.
-        return None if cls.__name__ == "LookaheadParams" else Hint("optimizer", depth, cls.__name__)
+        return None if cls.__name__ == "LookaheadParams" else Hint("optimizer", depth, cls.__name__ == "ScaleByRStdDevWithCountState")
     names = {c.__name__ for c in cls.__mro__}
     if names & _OPTIMIZER_CLASSES:
         return Hint("optimizer")
@@ -193,7 +193,7 @@ def _place(parts: Parts, kind: str, dtype: str | None, hint: Hint | None) -> tup
         return "rng", slot
     if start is not None:
         role = "optimizer" if slot is None else FIELD_ROLES[parts[slot]]
-        if hint and hint.owner == "ScaleByRStdDevWithCountState" and role in ("mu", "nu"):
+        if hint and hint.centered and role in ("mu", "nu"):
             role = "optimizer"  # nu - mu^2 must stay positive, see `lcjax.roles.found`
         return role, slot
     if (hint and hint.role == "batch_stats") or any(p.endswith("batch_stats") for p in parts):

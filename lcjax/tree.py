@@ -206,9 +206,11 @@ class _Walk:
 
 
 def _strongest(outer: Hint | None, inner: Hint | None) -> Hint | None:
+    if outer is None or inner is None:
+        return inner or outer
     # The outermost optimizer node decides where its fields begin.
-    if inner is None or (outer and outer.role == "optimizer" and inner.role != "rng"):
-        return outer
+    if outer.role == "optimizer" and inner.role != "rng":
+        return outer._replace(centered=outer.centered or inner.centered)
     return inner
 
 

@@ -311,6 +311,34 @@ def test_centered_rmsprop_that_counts_is_known_by_its_class():
     assert roles_of({"opt_state": (state,)})["opt_state/0/nu/a"] == "optimizer"
 
 
+@pytest.mark.parametrize("wrap", ["multi_steps", "inject", "chain", "masked", "multi_transform"])
+def test_centered_rmsprop_that_counts_is_known_by_its_class_in_a_wrapper(wrap):
+    def inner(learning_rate=1e-3):
+        return optax.chain(
+            optax.scale_by_stddev(bias_correction=True), optax.scale(-learning_rate)
+        )
+
+    optimizer = {
+        "multi_steps": lambda: optax.MultiSteps(inner(), 4),
+        "inject": lambda: optax.inject_hyperparams(inner)(learning_rate=1e-3),
+        "chain": lambda: optax.chain(optax.clip(1.0), inner()),
+        "masked": lambda: optax.masked(inner(), {"a": True, "b": False}),
+        "multi_transform": lambda: optax.multi_transform({"x": inner()}, {"a": "x", "b": "x"}),
+    }[wrap]()
+    held = roles_of({"opt_state": optimizer.init(PARAMS)})
+    fields = {name: role for name, role in held.items() if {"mu", "nu"} & set(name.split("/"))}
+    assert fields
+    assert set(fields.values()) == {"optimizer"}
+
+
+def test_the_moment_that_momo_multiplies_with_parameters_stays_exact():
+    for optimizer in (contrib.momo(), contrib.momo_adam()):
+        held = roles_of({"opt_state": optimizer.init(PARAMS)})
+        assert {role for name, role in held.items() if "exp_avg/" in name} == {"optimizer"}
+        second = {role for name, role in held.items() if "exp_avg_sq/" in name}
+        assert second <= {"nu"}
+
+
 def test_muon_masks_and_groups():
     state = {"params": PARAMS, "opt_state": contrib.muon(1e-3).init(PARAMS)}
     adam, muon = (f"opt_state/inner_states/{n}/inner_state/0/" for n in ("adam", "muon"))
