@@ -121,7 +121,7 @@ def _fields_in_context(leaves: Sequence[Leaf], roles: _Roles, slots: _Slots) -> 
 
 
 def _meanings(below: dict[str, set[Parts]], factored: bool) -> dict[str, str]:
-    """What fields mean beside others: AdaFactor, Adan, AdEMAMix, MoMo, SM3, Sophia, centered RMSProp."""
+    """What fields mean beside others: AdaFactor, Adan, MoMo, SM3, Sophia, centered RMSProp, ..."""
     fields = below.keys()
     out: dict[str, str] = {}
     if "v" in fields and "v_row" in fields:

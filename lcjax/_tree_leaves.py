@@ -154,7 +154,11 @@ def hint_of(cls: type, depth: int) -> Hint | None:
     """
     if cls.__module__.partition(".")[0] == "optax":
         # The one class of optax that holds the trained parameters themselves.
-        return None if cls.__name__ == "LookaheadParams" else Hint("optimizer", depth, cls.__name__ == "ScaleByRStdDevWithCountState")
+        return (
+            None
+            if cls.__name__ == "LookaheadParams"
+            else Hint("optimizer", depth, cls.__name__ == "ScaleByRStdDevWithCountState")
+        )
     names = {c.__name__ for c in cls.__mro__}
     if names & _OPTIMIZER_CLASSES:
         return Hint("optimizer")

@@ -314,9 +314,7 @@ def test_centered_rmsprop_that_counts_is_known_by_its_class():
 @pytest.mark.parametrize("wrap", ["multi_steps", "inject", "chain", "masked", "multi_transform"])
 def test_centered_rmsprop_that_counts_is_known_by_its_class_in_a_wrapper(wrap):
     def inner(learning_rate=1e-3):
-        return optax.chain(
-            optax.scale_by_stddev(bias_correction=True), optax.scale(-learning_rate)
-        )
+        return optax.chain(optax.scale_by_stddev(bias_correction=True), optax.scale(-learning_rate))
 
     optimizer = {
         "multi_steps": lambda: optax.MultiSteps(inner(), 4),
