@@ -3,9 +3,11 @@
 import ml_dtypes
 import numpy as np
 import pytest
+import token_reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lcjax import entropy
 from lcjax.codecs import _tokens as tokens
 from lcjax.codecs import exact
 from lcjax.errors import CorruptDataError
@@ -202,6 +204,38 @@ def test_damaged_payloads_are_refused_or_decoded_to_the_count(data):
     except CorruptDataError:
         return
     assert out.shape == (size,)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("kind", ["moved", "alone", "sparse", "flipped", "short", "unchanged"])
+def test_a_reader_made_from_the_format_page_reads_the_same(name, kind):
+    rng = np.random.default_rng(6)
+    base = rng.standard_normal(3001).astype(DTYPES[name])
+    new = moved(rng, base, 0.02)
+    spec, against = None, words(base)
+    if kind == "alone":
+        against = None
+    elif kind == "sparse":
+        new[::3] = base[::3]
+        spec = tokens.Spec(tokens.DIFF, sparse=True, depth=2, edges=(11, 14))
+    elif kind == "flipped":
+        new = (base.astype(np.float32) * rng.choice([-1, 1], base.size)).astype(base.dtype)
+    elif kind == "short":  # the lowest bits are 0
+        base = (rng.integers(-99, 99, 3001) / 16).astype(base.dtype)
+        new, against = base[::-1].copy(), words(base)
+    elif kind == "unchanged":
+        new = base
+        spec = tokens.Spec(tokens.XOR, sparse=True)
+    mantissa = tokens.MANTISSA[name]
+    bits = words(new)
+    spec = spec or tokens.plan(bits, against, mantissa).spec
+    payload = tokens.pack(bits, against, mantissa, spec)
+    mode = {tokens.DIFF: "tokens-diff", tokens.XOR: "tokens-xor", tokens.ALONE: "tokens"}[spec.form]
+    got = token_reference.read(
+        *(payload, mode, bits.itemsize * 8, mantissa, bits.size),
+        *(None if against is None else against.tolist(), entropy.decode),
+    )
+    assert got == bits.tolist()
 
 
 @settings(max_examples=200, deadline=None)
