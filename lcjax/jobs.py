@@ -13,6 +13,10 @@ from lcjax.boxes import Box
 from lcjax.codecs import levels, moments, steps
 from lcjax.policy import Bounded, Level, Moment, Plan, Step
 
+# Share of a chunk's elements from which on exceptions, which take 10 or 12 bytes each, may be more
+# than all elements stored exactly.
+_MANY_EXCEPTIONS = 1 / 64
+
 
 class Item(NamedTuple):
     """An array leaf ready to be encoded.
@@ -64,13 +68,13 @@ class Done(NamedTuple):
     Attributes:
       entry: the description; a ``table`` in it is an array that still needs a number.
       payload: the bytes.
-      values: the chunk's new values, flat.
+      values: the chunk's new values, flat; None where they are in a device flat.
       loss: None for exact chunks.
     """
 
     entry: dict[str, Any]
     payload: bytes
-    values: np.ndarray
+    values: Any
     loss: Loss | None
 
 
@@ -107,13 +111,16 @@ class LcJob(NamedTuple):
     where: np.ndarray
     exact: np.ndarray
     hash: Callable[[], str]
-    values: Any
+    kept: Callable[[], np.ndarray]
 
     def run(self) -> Done:
         """Encodes it."""
         entry, payload = segment.encode_lc(self.codes, self.table, self.where, self.exact)
-        entry["hash"] = self.hash()
-        return Done(entry, payload, self.values, None)
+        done = Done(entry, payload, None, None)
+        if self.where.size > self.codes.size * _MANY_EXCEPTIONS:
+            done = _smaller(done, self.kept(), None)
+        done.entry["hash"] = self.hash()
+        return done
 
 
 class StepJob(NamedTuple):
@@ -142,6 +149,8 @@ class StepJob(NamedTuple):
             if len(payload) <= len(done.payload):
                 nothing = steps.Losses(0.0, 0.0, 0, 0)
                 done = Done(entry, payload, u, _loss(nothing, steps.measure(u, base)))
+        else:
+            done = _unless_odd(done, base)
         return done._replace(entry=_hashed(done.entry, done.values, self.item, self.box))
 
 
@@ -175,9 +184,8 @@ class LevelJob(NamedTuple):
             lost.zeros,
             lost.odd,
         )
-        return Done(
-            _hashed(entry, made.reference, self.item, self.box), made.payload, made.reference, loss
-        )
+        done = _unless_odd(Done(entry, made.payload, made.reference, loss), base)
+        return done._replace(entry=_hashed(done.entry, done.values, self.item, self.box))
 
 
 class MomentJob(NamedTuple):
@@ -212,9 +220,8 @@ class MomentJob(NamedTuple):
         if self.recipe is not None:
             entry["trail"] = [self.recipe.span, self.recipe.memory]
         loss = _loss(made.losses, steps.measure(m, None))
-        return Done(
-            _hashed(entry, made.values, self.item, self.box), made.payload, made.values, loss
-        )
+        done = _unless_odd(Done(entry, made.payload, made.values, loss), None)
+        return done._replace(entry=_hashed(done.entry, done.values, self.item, self.box))
 
 
 class BoundedJob(NamedTuple):
@@ -244,6 +251,7 @@ class BoundedJob(NamedTuple):
             entry, payload = segment.encode_exact(kept, base)
             lost = steps.Losses(*steps.losses(u, kept), 0, 0)
             done = Done(entry, payload, kept, _loss(lost, steps.measure(u, base)))
+        done = _unless_odd(done, base)
         return done._replace(entry=_hashed(done.entry, done.values, self.item, self.box))
 
 
@@ -300,6 +308,20 @@ def _key(u: np.ndarray, exponent: int) -> Done:
     key = steps.encode_key(u, exponent)
     entry = _entry("grid", key.exceptions) | {"exponent": key.exponent}
     return Done(entry, key.payload, key.reference, _loss(key.losses, steps.measure(u, None)))
+
+
+def _unless_odd(done: Done, base: np.ndarray | None) -> Done:
+    """A lossy chunk, its values coded exactly where many exceptions make that smaller."""
+    many = done.entry.get("exceptions", 0) > done.values.size * _MANY_EXCEPTIONS
+    return _smaller(done, done.values, base) if many else done
+
+
+def _smaller(done: Done, values: np.ndarray, base: np.ndarray | None) -> Done:
+    """The same values, coded exactly if that is smaller; a reader gets the same."""
+    entry, payload = segment.encode_exact(values, base)
+    return (
+        done if len(done.payload) <= len(payload) else done._replace(entry=entry, payload=payload)
+    )
 
 
 def _entry(codec: str, exceptions: int) -> dict[str, Any]:

@@ -398,6 +398,7 @@ class Reading:
                         f"{self.where}: leaf {names[k]!r} was coded with leaf {other!r}, which no "
                         "chain has"
                     )
+                self._check_shape(k, other)
                 if other in place and home[place[other]] is not home[k]:
                     joined = home[k] + home[place[other]]
                     home.update(dict.fromkeys(joined, joined))
@@ -460,6 +461,18 @@ class Reading:
             )
         return found.pop() if found else None
 
+    def _check_shape(self, k: int, other: str) -> None:
+        """Refuses a leaf to decode a moment with that is not of its shape, before reading it."""
+        moment, name = self.sources[k], self.record.names[k]
+        assert moment is not None
+        own = moment[0][-1]
+        for chain in self._holders(other):
+            if chain[-1].leaves[other].shape != own.leaves[name].shape:
+                raise CorruptDataError(
+                    f"{own.reader.where}: leaf {name!r} was coded with leaf {other!r}, which has "
+                    "another shape"
+                )
+
     def _partners(
         self,
         k: int,
@@ -472,12 +485,6 @@ class Reading:
         assert holders is not None
         name = self.record.names[k]
         shape = holders[0][-1].leaves[name].shape
-        for other in given.names:
-            if chained(other).shape != shape:
-                raise CorruptDataError(
-                    f"{holders[0][-1].reader.where}: leaf {name!r} was coded with leaf {other!r}, "
-                    "which has another shape"
-                )
         size = math.prod(shape)
         trail = np.zeros(size, np.float32) if given.recipe is None else trails[given.recipe]
         root = np.ones(size, np.float32)

@@ -611,18 +611,23 @@ def _parse_box(entry: dict[str, Any], shape: tuple[int, ...], where: str) -> Box
     )
     if not fits:
         raise CorruptDataError(f"{where}: index range {lo} to {hi} is outside shape {shape}")
+    if any(a == b for a, b in zip(lo, hi, strict=True)) and (any(lo) or hi != shape):
+        raise CorruptDataError(f"{where}: index range {lo} to {hi} is empty, and not the whole")
     return lo, hi
 
 
 def parse_shape(raw: Any, where: str) -> tuple[int, ...]:
-    """Checks a shape from a file: non-negative ints, at most 2^62 elements."""
+    """Checks a shape from a file: non-negative ints, less than 2^58 elements.
+
+    numpy refuses empty arrays too if their other dimensions pass 2^63 bytes.
+    """
     good = isinstance(raw, list) and len(raw) <= MAX_DIMS
     if not good or not all(type(n) is int and 0 <= n < 1 << 62 for n in raw):
         raise CorruptDataError(f"{where}: {raw!r} is not a shape")
     total = 1
     for n in raw:
         total *= max(n, 1)
-    if total >= 1 << 62:
+    if total >= 1 << 58:
         raise CorruptDataError(f"{where}: shape {raw!r} has too many elements")
     return tuple(raw)
 

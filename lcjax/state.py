@@ -6,6 +6,7 @@ so what one save drops the next one picks up, and errors never accumulate.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -235,6 +236,9 @@ def encode(
         jobs = [job for i in own for job in _own_jobs(i, snapshot.host(i), part.reference)]
         made = _assemble("own", own, jobs, None)
         container = made.container
+        # Moments stored exactly name no trail, so that a reader makes none.
+        trails = {r: t for r, t in part.reference.trails.items() if r in made.recipes}
+        part = part._replace(reference=replace(part.reference, trails=trails))
         losses |= made.losses
         values = {i.name: made.values[i.name] for i in own if i.plan.kind == "moment"}
     return Encoded(
@@ -451,9 +455,15 @@ def _lc_jobs(
                 group.exceptions[first:last] - start,
                 group.exact[first:last],
                 digest,
-                None,
+                functools.partial(_on_host, flat, item.dtype, start, stop),
             )
         )
+
+
+def _on_host(flat: Flat, dtype: np.dtype, start: int, stop: int) -> np.ndarray:
+    """Part of a flat's values."""
+    part = np.asarray(flat.array[start:stop])
+    return part if part.dtype == dtype else np.ascontiguousarray(part).view(dtype)
 
 
 def _piece_hashes(pieces: list[tuple[Item, Box]], flat: Flat) -> list[Callable[[], str]]:
@@ -487,12 +497,21 @@ def _piece_hashes(pieces: list[tuple[Item, Box]], flat: Flat) -> list[Callable[[
 
 
 class _Assembled(NamedTuple):
-    """A segment; the leaves' new values, flat (not of ``lc``); losses of lossy leaves."""
+    """A segment, and what was made on the way.
+
+    Attributes:
+      container: the segment.
+      state: id of the state it leads to.
+      values: the leaves' new values, flat; not those of ``lc``.
+      losses: of lossy leaves.
+      recipes: of the trails that moments in it name.
+    """
 
     container: Container
     state: str
     values: dict[str, np.ndarray]
     losses: dict[str, Loss]
+    recipes: set[moments.Recipe]
 
 
 def _assemble(
@@ -508,6 +527,7 @@ def _assemble(
     parts: dict[str, list[np.ndarray]] = {}
     losses: dict[str, Loss] = {}
     tables: dict[bytes, int] = {}
+    recipes: set[moments.Recipe] = set()
     with _pool() as pool:
         for job, done in zip(jobs, pool.map(_run, jobs), strict=True):
             entry, name = done.entry, job.item.name
@@ -515,6 +535,8 @@ def _assemble(
             if "table" in entry:
                 text = entry["table"].astype("<f4").tobytes()
                 entry["table"] = tables.setdefault(text, len(tables))
+            if "trail" in entry:
+                recipes.add(moments.Recipe(entry["given"][0], *entry["trail"]))
             segment.describe_box(entry, job.box, job.item.shape)
             leaves[name]["chunks"].append(entry)
             hashes[name].append(entry["hash"])
@@ -531,7 +553,7 @@ def _assemble(
         "leaves": list(leaves.values()),
     }
     values = {n: p[0] if len(p) == 1 else np.concatenate(p) for n, p in parts.items()}
-    return _Assembled(writer.finish(meta), state, values, losses)
+    return _Assembled(writer.finish(meta), state, values, losses, recipes)
 
 
 def _run(job: Job) -> Done:

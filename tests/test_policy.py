@@ -232,6 +232,29 @@ class TestRuns:
                 assert a[odd].tobytes() == b[odd].tobytes()
                 assert np.array_equal(odd, ~np.isfinite(b))
 
+    @pytest.mark.parametrize("preset", ["paper", "balanced", "extreme", "lossless"])
+    @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+    def test_a_mask_of_infinities_is_written_once(self, preset, dtype):
+        mask = np.where(np.tril(np.ones((128, 128))) > 0, 0, -np.inf).astype(dtype)
+        states = [{"params": {"mask": mask}}] * 3
+        sizes = [len(message) for _, _, message in decoded(states, preset=preset)]
+        assert sizes[0] < mask.nbytes / 4
+        assert max(sizes[1:]) < 700
+
+    @pytest.mark.parametrize("preset", ["paper", "balanced", "extreme"])
+    @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+    def test_a_save_of_nothing_but_nan_costs_no_more_than_an_exact_one(self, preset, dtype):
+        states = list(adam_states(4, dtype=dtype))
+        nothing = jax.tree.map(
+            lambda x: x * jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else x,
+            {k: states[2][k] for k in ("params", "opt_state")},
+        )
+        states[2] = states[2] | nothing
+        sizes = [len(message) for _, _, message in decoded(states, preset=preset)]
+        exact = [len(message) for _, _, message in decoded(states, preset="lossless")]
+        assert sizes[2] < 1.02 * exact[2] + 400
+        assert sizes[3] < 1.02 * exact[3] + 400
+
     def test_a_state_that_stands_still_costs_nothing(self):
         states = list(adam_states(3))
         sizes = [len(m) for _, _, m in decoded([*states, *[states[-1]] * 4], preset="balanced")]

@@ -320,7 +320,7 @@ def _apply(u: Any, c: Any, codes: Any, table: np.ndarray) -> Any:
 
 
 def _anomalous(u: Any, c: Any) -> Any:
-    """Mask of the elements whose delta is not finite."""
+    """Mask of the elements whose delta is not finite, but for those that stay as they were."""
     return _built("anomalous")(u, c)
 
 
@@ -464,7 +464,7 @@ def _apply_body(u: Any, c: Any, codes: Any, table: Any) -> Any:
 
 
 def _anomalous_body(u: Any, c: Any) -> Any:
-    return _delta(u, c)[2] == 255
+    return (_delta(u, c)[2] == 255) & (u != c)
 
 
 # --- decoding on the host ---------------------------------------------------------------

@@ -124,13 +124,16 @@ def quantize(
     )
     where = np.flatnonzero(codes == _ODD) if odd else np.zeros(0, np.int64)
     codes[where] = 0
+    word = np.dtype(f"u{u.dtype.itemsize}")
+    where = where[u.view(word)[where] != c.view(word)[where]]  # what stays needs no exception
     table = _table(counts, step, dead_zone + 0.5 if reach is None else reach)
     reference = c.copy()
     apply(reference, codes, table)
     exact = u[where]
     reference[where] = exact
-    zeros = u.size - int(counts.sum()) - int(odd)
-    return Delta(codes, table, where, exact, reference, Losses(*losses(u, reference), zeros, odd))
+    zeros = u.size - int(counts.sum()) - where.size
+    lost = Losses(*losses(u, reference), zeros, where.size)
+    return Delta(codes, table, where, exact, reference, lost)
 
 
 def _table(counts: np.ndarray, step: float, first: float) -> np.ndarray:
